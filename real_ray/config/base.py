@@ -1,0 +1,11 @@
+"""What all configuration sections share."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """One section of a run config: strict types, no unknown keys, immutable once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,0 +1,27 @@
+"""Section `reward`: how completions are scored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from real_ray.config.base import Section
+
+
+class RewardConfig(Section):
+    function: str = Field(
+        "exact_match",
+        min_length=1,
+        description="Built-in (`exact_match`, `last_number`) or your own as `package.module:function`.",
+    )
+    num_workers: int = Field(2, ge=1, description="Reward worker processes.")
+    cpus_per_worker: float = Field(0.25, gt=0, description="Ray CPUs that a worker reserves.")
+    timeout_s: float = Field(60.0, gt=0, description="Longest scoring of one group, seconds.")
+    on_error: Literal["stop", "drop"] = Field(
+        "stop",
+        description="A reward function that fails stops the run, or drops the group and goes on.",
+    )
+    max_consecutive_drops: int = Field(
+        16, ge=1, description="With `on_error: drop`: stop after so many failures in a row."
+    )

@@ -1,0 +1,25 @@
+"""Section `run`: name, place, length and watchdog of the run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from real_ray.config.base import Section
+
+
+class RunConfig(Section):
+    name: str = Field(
+        "run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="Name of the run; its files are written to `output_dir/name`.",
+    )
+    output_dir: str = Field("runs", min_length=1, description="Folder that holds all runs.")
+    overwrite: bool = Field(
+        False, description="Replace an earlier run of the same name instead of refusing it."
+    )
+    num_steps: int = Field(100, ge=1, description="Optimiser steps.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
+    watchdog_s: float = Field(
+        600.0, gt=0, description="Seconds without any progress after which the run stops."
+    )

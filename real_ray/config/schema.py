@@ -1,0 +1,55 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from real_ray.config.base import Section
+from real_ray.config.cluster import ClusterConfig
+from real_ray.config.data import DataConfig
+from real_ray.config.eval import EvalConfig
+from real_ray.config.learner import LearnerConfig
+from real_ray.config.loss import LossConfig
+from real_ray.config.model import ModelConfig
+from real_ray.config.reward import RewardConfig
+from real_ray.config.rollout import RolloutConfig
+from real_ray.config.run import RunConfig
+from real_ray.config.sync import SyncConfig
+from real_ray.config.tracking import TrackingConfig
+
+
+class Config(Section):
+    """A run config. Every key is also a command-line flag: ``--section.key value``."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+
+    @property
+    def max_model_length(self) -> int:
+        """Longest prompt + completion in tokens that the engine must hold."""
+        needed = self.data.max_prompt_length + self.rollout.max_completion_length
+        return self.rollout.max_model_length or needed
+
+    @property
+    def num_slots(self) -> int:
+        """Groups that may be in the pipeline at once; bounds their staleness."""
+        return (self.rollout.max_staleness + 1) * self.learner.prompts_per_step
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Config:
+        needed = self.data.max_prompt_length + self.rollout.max_completion_length
+        if self.max_model_length < needed:
+            raise ValueError(
+                f"rollout.max_model_length = {self.max_model_length} is below "
+                f"data.max_prompt_length + rollout.max_completion_length = {needed}"
+            )
+        return self

@@ -1,0 +1,25 @@
+"""Section `sync`: how new weights reach the generators."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from real_ray.config.base import Section
+
+
+class SyncConfig(Section):
+    backend: Literal["auto", "nccl", "gloo"] = Field(
+        "auto", description="Weight transfer; auto: nccl with GPUs, gloo without."
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="Port of the transfer's rendezvous; 0: a free one."
+    )
+    timeout_s: float = Field(300.0, gt=0, description="Longest weight sync, seconds.")
+    probe: bool = Field(
+        True, description="After each sync compare log-probs of a fixed sequence with the learner's."
+    )
+    probe_tolerance: float = Field(
+        0.2, gt=0, description="Largest mean |log-prob difference| that the probe accepts."
+    )

@@ -1,0 +1,61 @@
+"""Errors that a user can act on. Each message says what, where, the bound and what to do.
+
+Everything below `UserError` is bad input: the command line prints it as one message and exits
+with code 2. Everything below `RunError` ended a run that had started: exit code 1.
+"""
+
+
+class RealRayError(Exception):
+    """Root of all errors of real-ray."""
+
+
+class UserError(RealRayError, ValueError):
+    """Bad input, found before anything was started."""
+
+
+class ConfigError(UserError):
+    """The configuration cannot be read or has a wrong value."""
+
+
+class DataError(UserError):
+    """A dataset is missing, empty or has a bad row."""
+
+
+class ModelError(UserError):
+    """A model or tokenizer cannot be found or loaded."""
+
+
+class ResourceError(UserError):
+    """The cluster does not have what the configuration asks for."""
+
+
+class RunError(RealRayError, RuntimeError):
+    """A started run cannot go on."""
+
+
+class GroupError(RunError):
+    """A rollout group is cut, merged or out of order."""
+
+
+class GenerationError(RunError):
+    """A generator could not produce a usable group."""
+
+
+class RewardError(RunError):
+    """A reward function raised, or returned something that is not one finite number a member."""
+
+
+class StalenessError(RunError):
+    """A group is older than `rollout.max_staleness` allows."""
+
+
+class SyncError(RunError):
+    """Generators do not hold the weights that the learner sent."""
+
+
+class StallError(RunError):
+    """Nothing has moved for longer than `run.watchdog_s`."""
+
+
+class ActorDiedError(RunError):
+    """A Ray actor or one of its processes has died."""

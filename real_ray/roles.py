@@ -1,0 +1,64 @@
+"""The roles that the driver works with.
+
+The driver sees only these protocols. In-process fakes, CPU actors and a cluster all implement
+them, so the same driver runs on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from real_ray.types import (
+    Prompt,
+    RolloutTicket,
+    SampledTicket,
+    Sampling,
+    SyncReport,
+    TrainResult,
+)
+
+
+class GeneratorPool(Protocol):
+    """Samples whole groups of completions."""
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        """Sample ``sampling.n`` completions of one prompt.
+
+        Raises:
+            GenerationError: this group failed; another try may succeed.
+            ActorDiedError: no generator is left.
+        """
+        ...
+
+
+class RewardPool(Protocol):
+    """Scores groups."""
+
+    async def score(self, group: SampledTicket) -> RolloutTicket:
+        """Give each member of the group its reward.
+
+        Raises:
+            RewardError: naming the reward function, the uid and the member.
+        """
+        ...
+
+
+class LearnerGroup(Protocol):
+    """Trains the policy on whole groups."""
+
+    async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
+        """Do one optimiser step on the groups; the policy becomes ``policy_version``."""
+        ...
+
+
+class WeightBroadcaster(Protocol):
+    """Brings the learner's weights into all generators."""
+
+    async def broadcast(self, *, policy_version: int) -> SyncReport:
+        """Send the current weights, labelled ``policy_version``, and verify that they arrived.
+
+        Raises:
+            SyncError: naming the generators that do not hold the weights.
+        """
+        ...
