@@ -53,9 +53,17 @@ class SyncError(RunError):
     """Generators do not hold the weights that the learner sent."""
 
 
-class StallError(RunError):
-    """Nothing has moved for longer than `run.watchdog_s`."""
+class LearnerError(RunError):
+    """An optimiser step failed or took too long."""
 
 
 class ActorDiedError(RunError):
     """A Ray actor or one of its processes has died."""
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group of errors, such as an `asyncio.TaskGroup` raises."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -51,6 +51,10 @@ class LearnerGroup(Protocol):
         """Do one optimiser step on the groups; the policy becomes ``policy_version``."""
         ...
 
+    async def save(self, directory: str) -> None:
+        """Write the policy as a Hugging Face directory."""
+        ...
+
 
 class WeightBroadcaster(Protocol):
     """Brings the learner's weights into all generators."""

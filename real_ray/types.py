@@ -39,7 +39,7 @@ class Prompt:
 class Sampling:
     """How completions are sampled. ``temperature == 0`` is greedy.
 
-    Example: ``Sampling(n=8, temperature=0.6, max_tokens=12, seed=None)``
+    Example: ``Sampling(n=8, temperature=0.6, max_tokens=12)``
     """
 
     n: int
@@ -48,7 +48,6 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     stop: tuple[str, ...] = ()
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ class SampledTicket:
     """What the driver knows of a `SampledGroup`; ``ref`` leads to the group itself.
 
     Example: ``SampledTicket(uid="arithmetic:17@0", num_members=8, oldest_version=3,
-    newest_version=4, num_tokens=40, num_truncated=0, seconds=1.9, generator="generator-0", ref=ref)``
+    newest_version=4, num_tokens=40, padded_tokens=336, num_truncated=0, seconds=1.9, generator="generator-0", ref=ref)``
     """
 
     uid: str
@@ -162,6 +161,7 @@ class SampledTicket:
     oldest_version: int
     newest_version: int
     num_tokens: int  # completion tokens of all members
+    padded_tokens: int  # members x (prompt + longest completion): the cost of training on it
     num_truncated: int  # members that ended by length
     seconds: float  # from request to last token
     generator: str

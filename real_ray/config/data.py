@@ -13,7 +13,8 @@ class DataConfig(Section):
     train: str = Field(
         min_length=1,
         description="Training prompts: `arithmetic` (built in), a .jsonl/.json/.csv/.parquet file, "
-        "or a dataset name on the Hugging Face hub.",
+        "a directory of the datasets library, or a dataset name on the Hugging Face hub "
+        "(`name:configuration` where it has several).",
     )
     train_split: str = Field("train", description="Split of a hub dataset to train on.")
     eval: str | None = Field(

@@ -23,7 +23,7 @@ class LearnerConfig(Section):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="First moment decay of AdamW.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second moment decay of AdamW.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the gradient to this norm.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
+    zero_stage: int = Field(2, ge=0, le=3, description="DeepSpeed ZeRO stage.")
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Precision of forward and backward; master weights are float32."
     )

@@ -22,6 +22,3 @@ class RewardConfig(Section):
         "stop",
         description="A reward function that fails stops the run, or drops the group and goes on.",
     )
-    max_consecutive_drops: int = Field(
-        16, ge=1, description="With `on_error: drop`: stop after so many failures in a row."
-    )

@@ -51,6 +51,7 @@ class RolloutConfig(Section):
     max_retries: int = Field(
         2, ge=0, description="Further tries of a group whose generation failed."
     )
+    timeout_s: float = Field(1800.0, gt=0, description="Longest generation of one group, seconds.")
     enforce_eager: bool = Field(True, description="No compilation or CUDA graphs in the engine.")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Section `run`: name, place, length and watchdog of the run."""
+"""Section `run`: name, place and length of the run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class RunConfig(Section):
     )
     num_steps: int = Field(100, ge=1, description="Optimiser steps.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
-    watchdog_s: float = Field(
-        600.0, gt=0, description="Seconds without any progress after which the run stops."
+    max_consecutive_failures: int = Field(
+        16, ge=1, description="Stop when so many groups in a row could not be generated or scored."
     )

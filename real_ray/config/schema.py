@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from real_ray.config.base import Section
+from real_ray.config.checkpoint import CheckpointConfig
 from real_ray.config.cluster import ClusterConfig
 from real_ray.config.data import DataConfig
 from real_ray.config.eval import EvalConfig
@@ -29,6 +30,7 @@ class Config(Section):
     loss: LossConfig = Field(default_factory=LossConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

@@ -1,0 +1,205 @@
+"""GeneratorActor: one vLLM engine that samples whole groups and takes new weights while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+from actors.protocol import EngineSpec, GeneratorWeights
+from real_ray.errors import GenerationError
+from real_ray.types import (
+    Completion,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Prompt,
+    SampledGroup,
+    SampledTicket,
+    Sampling,
+    VersionSpan,
+)
+
+
+class GeneratorActor:
+    """A Ray actor around `vllm.v1.engine.async_llm.AsyncLLM`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._requests = 0
+        self._num_tensors = 0
+
+    async def start(self) -> None:
+        """Start the engine. Weights are those of the model directory, version 0."""
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+        spec = self._spec
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=spec.model,
+                trust_remote_code=spec.trust_remote_code,
+                dtype=spec.dtype,
+                seed=spec.seed,
+                max_model_len=spec.max_model_length,
+                tensor_parallel_size=spec.tensor_parallel_size,
+                gpu_memory_utilization=spec.gpu_memory_utilization,
+                kv_cache_memory_bytes=spec.kv_cache_bytes,
+                enforce_eager=spec.enforce_eager,
+                # Stale blocks must never serve a new request, so without a cleared cache
+                # there is no prefix cache.
+                enable_prefix_caching=spec.recompute_kv,
+                # The learner compares with the log-probs of the distribution sampled from.
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",
+                weight_transfer_config={"backend": spec.sync_backend},
+                disable_log_stats=True,
+            )
+        )
+        await self._engine.update_weight_version("0")
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> tuple[SampledTicket, SampledGroup]:
+        """Sample one whole group (two Ray returns: the ticket, and the group itself).
+
+        Raises:
+            GenerationError: the engine failed this request or returned unusable output.
+        """
+        from vllm import SamplingParams  # noqa: PLC0415
+        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+
+        began = time.monotonic()
+        self._requests += 1
+        request_id = f"{prompt.uid}#{self._requests}"
+        params = SamplingParams(
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            stop=list(sampling.stop),
+            logprobs=0,
+            # All members arrive together, in the one final output: a group is never in pieces.
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        final = None
+        try:
+            async for output in self._engine.generate(
+                {"prompt_token_ids": prompt.token_ids.tolist()}, params, request_id
+            ):
+                final = output
+        except Exception as error:
+            raise GenerationError(f"group {prompt.uid} on {self._spec.name}: {error}") from error
+        if final is None or not final.finished:
+            raise GenerationError(f"group {prompt.uid} on {self._spec.name}: no final output")
+        completions = tuple(
+            _completion(prompt.uid, output) for output in sorted(final.outputs, key=lambda o: o.index)
+        )
+        group = SampledGroup(prompt=prompt, num_generations=sampling.n, completions=completions)
+        ticket = SampledTicket(
+            uid=prompt.uid,
+            num_members=sampling.n,
+            oldest_version=min(c.oldest_version for c in completions),
+            newest_version=max(c.newest_version for c in completions),
+            num_tokens=sum(len(c.token_ids) for c in completions),
+            padded_tokens=sampling.n
+            * (len(prompt.token_ids) + max(len(c.token_ids) for c in completions)),
+            num_truncated=sum(c.finish_reason == "length" for c in completions),
+            seconds=time.monotonic() - began,
+            generator=self._spec.name,
+            ref=None,
+        )
+        return ticket, group
+
+    async def pause(self) -> None:
+        """Stop sampling: at once and keeping what runs, or after what runs has finished."""
+        await self._engine.pause_generation(
+            mode="keep" if self._spec.in_flight_updates else "wait",
+            clear_cache=self._spec.recompute_kv,
+        )
+
+    async def resume(self) -> None:
+        """Go on sampling, under the weights that are loaded by then."""
+        await self._engine.resume_generation()
+
+    # The four methods of vLLM's weight-sync client protocol, called by the sending learner rank.
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest  # noqa: PLC0415
+
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
+
+    async def start_weight_update(self) -> None:
+        await self._engine.start_weight_update()
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # noqa: PLC0415
+
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info))
+        self._num_tensors = len(update_info["names"])
+
+    async def finish_weight_update(self, policy_version: int) -> None:
+        await self._engine.finish_weight_update(weight_version=str(policy_version))
+
+    async def weights(self) -> GeneratorWeights:
+        """Version and number of tensors that this generator holds."""
+        version = await self._engine.get_weight_version()
+        return GeneratorWeights(policy_version=int(version), num_tensors=self._num_tensors)
+
+    async def probe(self, token_ids: IntArray) -> FloatArray:
+        """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        self._requests += 1
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        final = None
+        async for output in self._engine.generate(
+            {"prompt_token_ids": token_ids.tolist()}, params, f"probe#{self._requests}"
+        ):
+            final = output
+        assert final is not None
+        assert final.prompt_logprobs is not None
+        entries = zip(token_ids[1:].tolist(), final.prompt_logprobs[1:], strict=True)
+        return np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
+
+    async def shutdown(self) -> None:
+        """Stop the engine's processes."""
+        await asyncio.to_thread(self._engine.shutdown)
+
+
+def _completion(uid: str, output: Any) -> Completion:
+    """Translate vLLM's `CompletionOutput`.
+
+    Raises:
+        GenerationError: aborted, without log-probs or versions, or with log-probs that are no
+            log-probs.
+    """
+    where = f"group {uid}, member {output.index}"
+    token_ids = np.array(output.token_ids, dtype=np.int32)
+    if output.finish_reason not in ("stop", "length"):
+        raise GenerationError(f"{where}: the engine ended it with {output.finish_reason!r}")
+    reason: FinishReason = output.finish_reason
+    if output.logprobs is None or not output.weight_versions:
+        raise GenerationError(f"{where}: the engine returned no log-probs or no weight versions")
+    logprobs = np.array(
+        [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
+        dtype=np.float32,
+    )
+    if not np.isfinite(logprobs).all():
+        position = int(np.flatnonzero(~np.isfinite(logprobs))[0])
+        raise GenerationError(
+            f"{where}: the engine's log-prob of token {position} is {logprobs[position]}"
+        )
+    spans = tuple(
+        VersionSpan(version=int(span.version), start=span.start, end=span.end)
+        for span in output.weight_versions
+    )
+    return Completion(
+        index=output.index,
+        token_ids=token_ids,
+        generator_logprobs=logprobs,
+        spans=spans,
+        text=output.text,
+        finish_reason=reason,
+    )

@@ -1,0 +1,189 @@
+"""From a config to a finished run: placement, actors, driver, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from actors.cluster import Cluster, address_of, connect
+from actors.fleet import Fleet
+from real_ray.config import Config
+from real_ray.data import load_prompts, load_tokenizer
+from real_ray.driver import Driver
+from real_ray.placement import Device, check_fits, plan_placement
+from real_ray.report.reward_curve import draw_reward_curve
+from real_ray.rewards import load_reward
+from real_ray.tracking import RunDirectory, Trackers
+from real_ray.tracking.base import Tracker
+from real_ray.tracking.console import ConsoleTracker
+from real_ray.tracking.jsonl import JsonlTracker
+from real_ray.tracking.summary import SummaryTracker
+from real_ray.types import Prompt
+
+
+def check_cluster(config: Config) -> str | None:
+    """What the cluster of `cluster.address` has, if one is up; starts nothing.
+
+    Raises:
+        ResourceError: the run does not fit on it, or nothing answers at a given address.
+    """
+    if address_of(config.cluster) is None:
+        return None
+    with connect(config.cluster, logs=None) as cluster:
+        device = _device(config, cluster)
+        check_fits(plan_placement(config, device), cluster.nodes)
+        total = {name: sum(n.get(name, 0) for n in cluster.nodes) for name in ("CPU", "GPU")}
+        return f"{len(cluster.nodes)} nodes, {total['CPU']:g} CPUs, {total['GPU']:g} GPUs"
+
+
+def launch(config: Config) -> int:
+    """Run the whole job and print how it went.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that ended the run.
+
+    Raises:
+        UserError: bad input, before anything was started.
+        RunError: the run could not go on; nothing of it is left running.
+    """
+    console = Console()
+    tokenizer = load_tokenizer(config.model)
+    train = load_prompts(config.data, tokenizer, split="train", seed=config.run.seed)
+    evaluation = (
+        load_prompts(config.data, tokenizer, split="eval", seed=config.run.seed)
+        if config.data.eval
+        else []
+    )
+    load_reward(config.reward.function)
+    run = RunDirectory(config)
+    summary = SummaryTracker()
+    with ExitStack() as stack:
+        trackers = _trackers(config, run, console, summary)
+        stack.callback(trackers.close)
+        console.print(f"run [bold]{config.run.name}[/bold] in {run.path}", highlight=False)
+        console.print("starting Ray ...", style="dim")
+        cluster = stack.enter_context(connect(config.cluster, logs=run.logs))
+        device = _device(config, cluster)
+        placement = plan_placement(config, device)
+        check_fits(placement, cluster.nodes)
+
+        async def work() -> None:
+            fleet = Fleet(config, placement, cluster, device)
+            try:
+                console.print(
+                    f"starting {config.rollout.num_generators} generator(s), "
+                    f"{config.learner.num_ranks} learner rank(s) and {config.reward.num_workers} "
+                    f"reward worker(s) on {device} ...",
+                    style="dim",
+                )
+                roles = await fleet.start(probe=train[0].token_ids)
+                driver = Driver(
+                    config, roles=roles, train=train, evaluation=evaluation, tracker=trackers
+                )
+                await driver.run()
+                if config.checkpoint.save_final:
+                    await roles.learner.save(str(run.path / "model"))
+            finally:
+                await fleet.stop()
+
+        stopped_by = _run_until_signal(work)
+    return _last_words(config, run, summary, console, stopped_by)
+
+
+def _run_until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> signal.Signals | None:
+    """Run to the end, or until SIGINT or SIGTERM asks for an orderly one."""
+    stopped_by: list[signal.Signals] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work())
+
+        def stop(signum: signal.Signals) -> None:
+            stopped_by.append(signum)
+            loop.remove_signal_handler(signum)  # the next one ends the process at once
+            task.cancel()
+
+        # ray.init has put its own handlers in place by now.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, stop, signum)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not stopped_by:
+                raise
+
+    asyncio.run(main())
+    return stopped_by[0] if stopped_by else None
+
+
+def _device(config: Config, cluster: Cluster) -> Device:
+    if config.cluster.device == "auto":
+        return "cuda" if cluster.has_gpus else "cpu"
+    return config.cluster.device
+
+
+def _trackers(
+    config: Config, run: RunDirectory, console: Console, summary: SummaryTracker
+) -> Trackers:
+    trackers: list[Tracker] = [
+        JsonlTracker(run, samples=config.tracking.samples),
+        ConsoleTracker(console, num_steps=config.run.num_steps, num_slots=config.num_slots),
+        summary,
+    ]
+    if config.tracking.wandb != "disabled":
+        from real_ray.tracking.wandb import WandbTracker  # noqa: PLC0415
+
+        trackers.append(WandbTracker(config, run))
+    return Trackers(trackers)
+
+
+def _last_words(
+    config: Config,
+    run: RunDirectory,
+    summary: SummaryTracker,
+    console: Console,
+    stopped_by: signal.Signals | None,
+) -> int:
+    if summary.rewards:
+        draw_reward_curve(
+            summary.rewards,
+            run.reward_curve,
+            title=f"{config.run.name}: {Path(config.model.name_or_path).name}",
+            accuracy=summary.accuracy,
+        )
+    done = len(summary.rewards)
+    if stopped_by is not None:
+        console.print(
+            f"stopped by {stopped_by.name} after step {done} of {config.run.num_steps}; what was "
+            f"recorded is in {run.path}",
+            highlight=False,
+        )
+        return 128 + stopped_by
+    first, last = summary.rewards[:3], summary.rewards[-3:]
+    console.print(
+        f"\n[bold]done:[/bold] {done} steps, reward {sum(first) / len(first):.2f} (first 3 steps) "
+        f"-> {sum(last) / len(last):.2f} (last 3)",
+        highlight=False,
+    )
+    if len(summary.accuracy) > 1:
+        (_, before), (_, after) = summary.accuracy[0], summary.accuracy[-1]
+        console.print(
+            f"accuracy on held-out prompts: {before:.1%} before -> {after:.1%} after",
+            highlight=False,
+        )
+    files = {
+        "metrics": run.metrics,
+        "samples": run.samples,
+        "reward curve": run.reward_curve,
+    }
+    if config.checkpoint.save_final:
+        files["model"] = run.path / "model"
+    for name, path in files.items():
+        console.print(f"  {name:<13}{path}", highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,36 @@
+"""Addresses and ports of the machine that an actor runs on."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from real_ray.errors import ResourceError
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address only.
+
+    Raises:
+        ResourceError: the port is in use, or the address is not this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ResourceError(
+                f"port {port} on {address} is in use: choose another one, or 0 for a free one"
+            ) from error
+        raise ResourceError(f"cannot listen on {address}:{port}: {error}") from error
+    return listener
+
+
+def free_port(address: str) -> int:
+    """A port that is free on this address at this moment."""
+    with listen(address, 0) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,122 @@
+"""The roles of `real_ray.roles` over Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from actors.protocol import TrainedBatch
+from actors.replies import replies, reply
+from real_ray.batching import assign_to_ranks
+from real_ray.errors import GenerationError, LearnerError, RewardError
+from real_ray.partial_metrics import PartialMetrics
+from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
+
+
+class RayGeneratorPool:
+    """Sends each group to the generator with the fewest unfinished completions."""
+
+    def __init__(self, generators: Sequence[Any], *, timeout_s: float) -> None:
+        self._generators = list(generators)
+        self._running = [0] * len(self._generators)
+        self._timeout_s = timeout_s
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        index = min(range(len(self._running)), key=self._running.__getitem__)
+        self._running[index] += sampling.n
+        name = f"generator-{index}"
+        try:
+            ticket, group = (
+                self._generators[index].generate.options(num_returns=2).remote(prompt, sampling)
+            )
+            late = GenerationError(
+                f"group {prompt.uid}: {name} did not finish it within {self._timeout_s:g} s "
+                "(rollout.timeout_s)"
+            )
+            meta = await reply(ticket, who=name, timeout_s=self._timeout_s, late=late)
+        finally:
+            self._running[index] -= sampling.n
+        result: SampledTicket = dataclasses.replace(meta, ref=group)
+        return result
+
+
+class RayRewardPool:
+    """Gives each group to an idle reward worker; one that overruns is killed and replaced."""
+
+    def __init__(
+        self, start_worker: Callable[[int], Any], *, num_workers: int, function: str, timeout_s: float
+    ) -> None:
+        self._start_worker = start_worker
+        self._function = function
+        self._timeout_s = timeout_s
+        self.workers = [start_worker(index) for index in range(num_workers)]
+        self._idle: asyncio.Queue[int] = asyncio.Queue()
+        for index in range(num_workers):
+            self._idle.put_nowait(index)
+
+    async def score(self, group: SampledTicket) -> RolloutTicket:
+        index = await self._idle.get()
+        try:
+            summary, scored = (
+                self.workers[index].score.options(num_returns=2).remote(group.ref)
+            )
+            late = RewardError(
+                f"reward function {self._function}: group {group.uid} was not scored within "
+                f"{self._timeout_s:g} s (reward.timeout_s)"
+            )
+            try:
+                rewards, seconds = await reply(
+                    summary, who=f"reward-{index}", timeout_s=self._timeout_s, late=late
+                )
+            except RewardError as error:
+                if error is late:
+                    ray.kill(self.workers[index])
+                    self.workers[index] = self._start_worker(index)
+                raise
+        finally:
+            self._idle.put_nowait(index)
+        return RolloutTicket(sampled=group, rewards=tuple(rewards), seconds=seconds, ref=scored)
+
+
+class RayLearnerGroup:
+    """All ranks of the learner as one."""
+
+    def __init__(self, ranks: Sequence[Any], *, timeout_s: float) -> None:
+        self.ranks = list(ranks)
+        self._names = [f"learner-{rank}" for rank in range(len(self.ranks))]
+        self._timeout_s = timeout_s
+
+    async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
+        shares = assign_to_ranks([g.sampled.padded_tokens for g in groups], len(self.ranks))
+        parts: list[TrainedBatch] = await self.call(
+            "step",
+            [
+                # Ray hands the groups themselves to the rank: they never pass through here.
+                rank.train.remote(policy_version, *(groups[i].ref for i in share))
+                for rank, share in zip(self.ranks, shares, strict=True)
+            ],
+        )
+        return TrainResult(
+            policy_version=policy_version,
+            metrics={
+                **PartialMetrics.merge(part.metrics for part in parts).values(),
+                "policy/grad_norm": parts[0].grad_norm,
+                "policy/learning_rate": parts[0].learning_rate,
+                "learner/microbatches": parts[0].num_microbatches,
+            },
+            samples=tuple(sample for part in parts for sample in part.samples),
+        )
+
+    async def save(self, directory: str) -> None:
+        await self.call("save", [rank.save.remote(directory) for rank in self.ranks])
+
+    async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:
+        """Replies of all ranks to a call that they do together."""
+        late = LearnerError(
+            f"the learner did not finish its {what} within {self._timeout_s:g} s (learner.timeout_s)"
+        )
+        return await replies(refs, who=self._names, timeout_s=self._timeout_s, late=late)

@@ -1,0 +1,50 @@
+"""Waiting for Ray actors: with a deadline, and with our own errors instead of Ray's wrappers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from real_ray.errors import ActorDiedError, RealRayError, first_error
+
+
+async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> Any:
+    """The value of an object reference.
+
+    Args:
+        who: name of the actor, for errors.
+        late: raised when nothing came within ``timeout_s``.
+
+    Raises:
+        RealRayError: as the actor raised it.
+        ActorDiedError: the actor's process is gone.
+    """
+    try:
+        return await asyncio.wait_for(ref, timeout_s)
+    except TimeoutError:
+        raise late from None
+    except RayTaskError as error:
+        if isinstance(error.cause, RealRayError):
+            raise error.cause from error
+        raise ActorDiedError(f"{who} failed: {type(error.cause).__name__}: {error.cause}") from error
+    except RayActorError as error:
+        reason = str(error).strip().splitlines()
+        raise ActorDiedError(f"{who} has died: {reason[0] if reason else error!r}") from error
+
+
+async def replies(
+    refs: Sequence[Any], *, who: Sequence[str], timeout_s: float, late: RealRayError
+) -> list[Any]:
+    """The values of several references; the first error ends the wait for all."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            waits = [
+                tasks.create_task(reply(ref, who=name, timeout_s=timeout_s, late=late))
+                for ref, name in zip(refs, who, strict=True)
+            ]
+    except* RealRayError as errors:
+        raise first_error(errors) from errors
+    return [wait.result() for wait in waits]

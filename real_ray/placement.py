@@ -1,0 +1,123 @@
+"""Which resources a run needs, and whether a cluster has them. Pure functions of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from real_ray.config import Config
+from real_ray.errors import ResourceError
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What one actor reserves on one node.
+
+    Example: ``Bundle(actor="generator-0", cpus=1.0, gpus=0)``
+    """
+
+    actor: str
+    cpus: float
+    gpus: int
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """In the form that Ray takes."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """All bundles of a run, one an actor."""
+
+    generators: tuple[Bundle, ...]
+    learner: tuple[Bundle, ...]
+    rewards: tuple[Bundle, ...]
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        return self.learner + self.generators + self.rewards
+
+
+def plan_placement(config: Config, device: Device) -> Placement:
+    """One bundle for each generator, learner rank and reward worker."""
+    rollout, learner, reward = config.rollout, config.learner, config.reward
+    cuda = device == "cuda"
+    return Placement(
+        generators=tuple(
+            Bundle(
+                actor=f"generator-{i}",
+                cpus=rollout.cpus_per_generator,
+                gpus=rollout.tensor_parallel_size if cuda else 0,
+            )
+            for i in range(rollout.num_generators)
+        ),
+        learner=tuple(
+            Bundle(actor=f"learner-{i}", cpus=learner.cpus_per_rank, gpus=1 if cuda else 0)
+            for i in range(learner.num_ranks)
+        ),
+        rewards=tuple(
+            Bundle(actor=f"reward-{i}", cpus=reward.cpus_per_worker, gpus=0)
+            for i in range(reward.num_workers)
+        ),
+    )
+
+
+def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Check that the bundles fit on the nodes, each bundle on one node.
+
+    Args:
+        nodes: for each node its resources, in Ray's names ("CPU", "GPU").
+
+    Raises:
+        ResourceError: naming the short resource, what is needed, what there is, and the keys that
+            decide it.
+    """
+    for resource, keys in (
+        ("GPU", "rollout.num_generators, rollout.tensor_parallel_size or learner.num_ranks"),
+        (
+            "CPU",
+            "rollout.cpus_per_generator, learner.cpus_per_rank or reward.cpus_per_worker "
+            "(or the number of actors)",
+        ),
+    ):
+        needed = sum(bundle.resources.get(resource, 0) for bundle in placement.bundles)
+        there = sum(node.get(resource, 0) for node in nodes)
+        if needed > there:
+            raise ResourceError(
+                f"the run needs {needed:g} {resource}s, the cluster has {there:g}: "
+                f"{_parts(placement, resource)}. Lower {keys}, or add nodes"
+            )
+    left = [dict(node) for node in nodes]
+    # The largest first: bundles that fit at all then nearly always fit together.
+    for bundle in sorted(placement.bundles, key=lambda b: (-b.gpus, -b.cpus)):
+        for node in left:
+            if all(node.get(name, 0) >= amount for name, amount in bundle.resources.items()):
+                for name, amount in bundle.resources.items():
+                    node[name] -= amount
+                break
+        else:
+            raise ResourceError(
+                f"{bundle.actor} needs {_text(bundle.resources)} on one node, and no node has that "
+                f"left beside the other actors; nodes: {'; '.join(_text(n) for n in nodes)}"
+            )
+
+
+def _parts(placement: Placement, resource: str) -> str:
+    parts = []
+    for name, bundles in (
+        ("generators", placement.generators),
+        ("learner ranks", placement.learner),
+        ("reward workers", placement.rewards),
+    ):
+        each = bundles[0].resources.get(resource, 0)
+        if each:
+            parts.append(f"{len(bundles)} {name} x {each:g}")
+    return ", ".join(parts)
+
+
+def _text(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources[r]:g} {r}" for r in ("CPU", "GPU") if resources.get(r)) or "nothing"

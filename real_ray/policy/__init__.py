@@ -1,0 +1,17 @@
+"""What a model says about given tokens. Importing this package imports torch."""
+
+from real_ray.policy.logprobs import (
+    TensorBatch,
+    completion_logprobs,
+    model_logprobs,
+    sequence_scores,
+    token_metrics,
+)
+
+__all__ = [
+    "TensorBatch",
+    "completion_logprobs",
+    "model_logprobs",
+    "sequence_scores",
+    "token_metrics",
+]

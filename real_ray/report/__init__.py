@@ -1,0 +1,1 @@
+"""What is made of a run's records for people to look at."""

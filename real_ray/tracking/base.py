@@ -1,0 +1,54 @@
+"""The tracker role: what the driver tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from real_ray.buffer import GroupState
+from real_ray.types import SampleRecord
+
+
+class Tracker:
+    """Hears what happens in a run. Does nothing by default; subclasses keep what they need."""
+
+    def pipeline(self, counts: Mapping[GroupState, int]) -> None:
+        """Groups in each state, whenever that changed."""
+
+    def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
+        """One finished step: `real_ray.metrics.step_metrics` and what was trained on."""
+
+    def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
+        """Share of the evaluation prompts answered right by a policy version."""
+
+    def event(self, kind: str, text: str) -> None:
+        """Something a user should know of: a retry, a dropped group."""
+
+    def close(self) -> None:
+        """The run has ended, well or not."""
+
+
+class Trackers(Tracker):
+    """Passes everything on to several trackers."""
+
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def pipeline(self, counts: Mapping[GroupState, int]) -> None:
+        for tracker in self._trackers:
+            tracker.pipeline(counts)
+
+    def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
+        for tracker in self._trackers:
+            tracker.step(metrics, samples)
+
+    def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
+        for tracker in self._trackers:
+            tracker.evaluation(policy_version, accuracy, num_prompts)
+
+    def event(self, kind: str, text: str) -> None:
+        for tracker in self._trackers:
+            tracker.event(kind, text)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
