@@ -10,7 +10,7 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-install: ## set up .venv (about 2 minutes and 3.5 GB; PYTHON=path picks the interpreter)
+install: ## set up .venv (a few minutes and 3.5 GB; PYTHON=path picks the interpreter)
 	@scripts/install.sh
 
 install-dev: ## the same, with what tests and checks need

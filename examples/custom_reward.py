@@ -1,6 +1,6 @@
-"""A reward function of your own. Use it from this repository's root with
+"""A reward function of your own.
 
-    reward: {function: examples.custom_reward:brevity_and_correct}
+From this repository's root: ``--reward.function examples.custom_reward:brevity_and_correct``.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _convert_into(model_dir: Path, gguf_dir: Path) -> None:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
             pool.submit(_convert, gguf_dir, partial).result()
-        os.replace(partial, model_dir)
+        partial.replace(model_dir)
     except BrokenProcessPool as error:
         raise ModelError(
             "the process that converts the demo model was killed; it needs about 1 GB of memory"

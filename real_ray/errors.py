@@ -67,3 +67,9 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def shown(value: object) -> str:
+    """Return type and start of a value on one line, as messages show what they refuse."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text[:80]}{'...' if len(text) > 80 else ''}"

@@ -60,12 +60,16 @@ check_disk() {
     fi
 }
 
+is_offline() {
+    grep -qiE 'connection broken by|Max retries exceeded|Could not fetch URL|Read timed out|name resolution|Network is unreachable' <<<"$1"
+}
+
 # One sentence for what pip wrote, by the most telling of its lines.
 explain() {
     local output="$1"
     if grep -qiE 'No space left on device|Disk quota exceeded' <<<"$output"; then
         die "the disk ran full; free about $need_gb GB on the file system of $PWD and try again."
-    elif grep -qiE 'connection broken by|Max retries exceeded|Could not fetch URL|Read timed out|name resolution|Network is unreachable' <<<"$output"; then
+    elif is_offline "$output"; then
         die "no network: pip cannot reach its package index; check the connection or the proxy settings and try again (details in .venv/install.log)."
     fi
     local last
@@ -86,13 +90,11 @@ pip_install() {
 install_torch() {
     local torch output
     torch="$(grep '^torch==' requirements/cpu.txt)"
-    if ! output="$(run_pip "$torch")"; then
-        if grep -qE 'No matching distribution|ResolutionImpossible' <<<"$output"; then
-            pip_install --extra-index-url "$torch_index" "$torch"
-        else
-            explain "$output"
-        fi
+    if output="$(run_pip "$torch")"; then return; fi
+    if is_offline "$output" || ! grep -qE 'No matching distribution|ResolutionImpossible' <<<"$output"; then
+        explain "$output"
     fi
+    pip_install --extra-index-url "$torch_index" "$torch"
 }
 
 install_everything() {
@@ -124,8 +126,8 @@ create_venv() {
     local python
     python="$(find_python)"
     check_disk
-    say "installing into .venv with Python $(version_of "$python") (takes about 2 minutes and 3.5 GB)"
-    rm -rf "$venv/bin" # first, so that a venv that is cleared by half does not look usable
+    say "installing into .venv with Python $(version_of "$python") (takes a few minutes and 3.5 GB)"
+    rm -rf .venv/bin # first, so that a venv that is cleared by half does not look usable
     "$python" -m venv --clear "$venv" >/dev/null 2>&1 ||
         die "installation failed: '$python -m venv $venv' does not work."
 }

@@ -1,4 +1,4 @@
-"""A two-layer Qwen3 with a character tokenizer: real enough for transformers, DeepSpeed and vLLM."""
+"""A two-layer Qwen3 with a character tokenizer, which transformers, DeepSpeed and vLLM load."""
 
 from __future__ import annotations
 

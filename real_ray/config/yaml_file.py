@@ -59,11 +59,18 @@ def _construct_text(loader: Loader, node: yaml.ScalarNode) -> str:
     return loader.construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
 
 
+def _represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+    # Only in double quotes do all line breaks and control characters survive.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 Loader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 Loader.yaml_implicit_resolvers = {}
 TextLoader.yaml_implicit_resolvers = {}
 for _kind, (_pattern, _first) in _RESOLVERS.items():
     Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, list(_first))
+Dumper.add_representer(str, _represent_text)
 Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
@@ -122,7 +129,7 @@ def parse_value(text: str, *, flag: str, as_text: bool = False) -> Any:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file. {_near_files(path)}") from None
     except IsADirectoryError:

@@ -38,7 +38,7 @@ class PromptCursor:
             self.position = 0
         if self._order_of[0] != self.epoch:
             self._order_of = (self.epoch, self._permutation(self.epoch))
-        prompt = self._prompts[self._order_of[1][self.position]]
+        prompt: Prompt = self._prompts[self._order_of[1][self.position]]
         self.position += 1
         return replace(prompt, uid=f"{prompt.uid}@{self.epoch}")
 

@@ -25,9 +25,7 @@ def read_file(path: Path, *, source: str) -> Table:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         endings = ", ".join(FILE_ENDINGS)
-        raise DataError(
-            f"{source}: unsupported file ending `{path.suffix}`; use one of {endings}"
-        )
+        raise DataError(f"{source}: unsupported file ending `{path.suffix}`; use one of {endings}")
     try:
         return reader(path, source)
     except OSError as error:

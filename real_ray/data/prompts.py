@@ -13,7 +13,7 @@ import numpy as np
 from real_ray.config.data import DataConfig
 from real_ray.data.sources import read_source
 from real_ray.data.table import Table
-from real_ray.errors import DataError
+from real_ray.errors import DataError, shown
 from real_ray.nearest import did_you_mean
 from real_ray.types import Prompt
 
@@ -107,7 +107,7 @@ def _messages(value: object, data: DataConfig, place: str) -> Messages:
     else:
         raise DataError(
             f"{place}: column `{column}` (the prompt) must be text or a list of messages like "
-            f'{{"role": "user", "content": "..."}}, got {_short(value)}'
+            f'{{"role": "user", "content": "..."}}, got {shown(value)}'
         )
     if messages[-1]["role"] == "assistant":
         raise DataError(
@@ -157,14 +157,9 @@ def _answer(value: object, data: DataConfig, place: str) -> str:
     if not isinstance(value, (str, Number)):
         raise DataError(
             f"{place}: column `{column}` (the answer) must be text or a number, got "
-            f"{_short(value)}. A reward function reads other columns from its argument `columns`"
+            f"{shown(value)}. A reward function reads other columns from its argument `columns`"
         )
     return str(value)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text[:80]}{'...' if len(text) > 80 else ''}"
 
 
 def _report_skipped(table: Table, *, num_kept: int, bound: int) -> None:

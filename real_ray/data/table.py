@@ -11,7 +11,7 @@ from typing import Any
 class Table:
     """A dataset as it was read, before any check of its contents.
 
-    Example: ``Table(source="sums.jsonl", columns=("prompt", "answer"), rows=rows, lines=(1, 2, 4))``
+    Example: ``Table(source="sums.csv", columns=("prompt", "answer"), rows=rows, lines=(2, 3))``
     """
 
     source: str  # as the user named it

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from real_ray.errors import ConfigError
+from real_ray.errors import ConfigError, shown
 from real_ray.nearest import did_you_mean
 from real_ray.rewards import builtin
 
@@ -90,8 +90,8 @@ def load_reward(spec: str) -> Reward:
         )
     if inspect.isclass(function) or not callable(function):
         raise ConfigError(
-            f"reward.function: `{spec}` is not a function but {type(function).__name__} "
-            f"{function!r:.80}; give a function or a callable object"
+            f"reward.function: `{spec}` is not a function but {shown(function)}; give a "
+            "function or a callable object"
         )
     if inspect.iscoroutinefunction(function):
         raise ConfigError(

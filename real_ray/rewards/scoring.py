@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from real_ray.errors import RewardError
+from real_ray.errors import RewardError, shown
 from real_ray.rewards.base import Reward
 from real_ray.types import RolloutGroup, SampledGroup
 
@@ -41,7 +41,7 @@ def score_group(reward: Reward, group: SampledGroup) -> RolloutGroup:
         ) from error
     if values is None:
         raise RewardError(
-            f"{where}: returned {_short(result)} instead of a sequence of "
+            f"{where}: returned {shown(result)} instead of a sequence of "
             f"{group.num_generations} numbers{_close_if_coroutine(result)}"
         )
     if len(values) != group.num_generations:
@@ -54,7 +54,7 @@ def score_group(reward: Reward, group: SampledGroup) -> RolloutGroup:
         number = _as_float32(value)
         if not math.isfinite(number):
             raise RewardError(
-                f"{where}, member {index}: returned {_short(value)}, which is not a finite "
+                f"{where}, member {index}: returned {shown(value)}, which is not a finite "
                 f"(float32) number; the completion starts {completion.text[:80]!r}"
             )
         rewards[index] = number
@@ -93,8 +93,3 @@ def _close_if_coroutine(result: object) -> str:
         return ""
     result.close()  # else Python warns that it was never awaited
     return "; async reward functions are not supported"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text[:80]}{'...' if len(text) > 80 else ''}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_ray.batching import GroupShape, PaddedBatch, assign_to_ranks, collate, plan_microbatches
@@ -12,6 +12,7 @@ from real_ray.errors import GroupError
 from real_ray.types import Completion, Prompt, RolloutGroup, SampledGroup, VersionSpan
 
 PAD = 99
+no_deadline = settings(deadline=None)  # a busy machine is no failure
 
 
 def make_completion(index: int, tokens: Sequence[int], version: int = 0) -> Completion:
@@ -45,6 +46,7 @@ def token_group(uid: str, prompt: Sequence[int], *tokens: Sequence[int]) -> Roll
 
 
 class TestAssignToRanks:
+    @no_deadline
     @given(st.lists(st.integers(1, 1000), max_size=20), st.integers(1, 6))
     def test_every_group_once_in_order(self, tokens: list[int], num_ranks: int) -> None:
         ranks = assign_to_ranks(tokens, num_ranks)
@@ -53,6 +55,7 @@ class TestAssignToRanks:
         assert all(rank == sorted(rank) for rank in ranks)
         assert ranks == assign_to_ranks(tokens, num_ranks)
 
+    @no_deadline
     @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, 6))
     def test_no_rank_is_ahead_by_more_than_one_group(
         self, tokens: list[int], num_ranks: int
@@ -60,6 +63,7 @@ class TestAssignToRanks:
         loads = [sum(tokens[i] for i in rank) for rank in assign_to_ranks(tokens, num_ranks)]
         assert max(loads) - min(loads) <= max(tokens)
 
+    @no_deadline
     @given(st.lists(st.integers(1, 1000), max_size=20), st.integers(1, 6))
     def test_no_rank_is_empty_without_need(self, tokens: list[int], num_ranks: int) -> None:
         busy = [rank for rank in assign_to_ranks(tokens, num_ranks) if rank]
@@ -87,6 +91,7 @@ def padded_tokens(shapes: Sequence[GroupShape]) -> int:
 
 
 class TestPlanMicrobatches:
+    @no_deadline
     @given(st.lists(shapes, max_size=15), st.integers(1, 2000))
     def test_whole_groups_within_the_budget(
         self, shapes: list[GroupShape], max_tokens: int
@@ -145,7 +150,7 @@ def batches(draw: st.DrawFn) -> list[RolloutGroup]:
 
 
 def prompt_columns(batch: PaddedBatch) -> int:
-    return batch.input_ids.shape[1] - batch.completion_mask.shape[1]
+    return int(batch.input_ids.shape[1] - batch.completion_mask.shape[1])
 
 
 class TestCollate:
@@ -197,6 +202,7 @@ class TestCollate:
         assert batch.generator_logprobs.dtype == batch.rewards.dtype == np.float32
 
     # A pad token that occurs among the tokens must not matter.
+    @no_deadline
     @given(batches(), st.integers(0, 99))
     def test_tokens_round_trip(self, groups: list[RolloutGroup], pad: int) -> None:
         batch = collate(groups, pad)

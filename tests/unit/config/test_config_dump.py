@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import annotated_types
+import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from real_ray.config import Config, dump_config, load_config
@@ -70,6 +71,19 @@ def configs(draw: st.DrawFn) -> Config:
     return Config.model_validate(values)
 
 
+@pytest.mark.parametrize("text", _TRAPS)
+def test_text_that_yaml_could_misread(text: str, tmp_path: Path) -> None:
+    config = load_config(None, {"model.name_or_path": "m", "data.train": text})
+    path = tmp_path / "config.yaml"
+    path.write_bytes(dump_config(config).encode())
+    assert load_config(path).data.train == text
+
+
+def as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value).removesuffix("\n...\n")
+
+
+@settings(max_examples=50, deadline=None)
 @given(configs())
 def test_dump_reads_back_equal(config: Config) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -78,10 +92,11 @@ def test_dump_reads_back_equal(config: Config) -> None:
         assert load_config(path) == config
 
 
+@settings(max_examples=50, deadline=None)
 @given(configs())
 def test_flags_read_back_equal(config: Config) -> None:
     flags = {
-        f"{section}.{field}": value if isinstance(value, str) else yaml.safe_dump(value)
+        f"{section}.{field}": value if isinstance(value, str) else as_yaml(value)
         for section, fields in config.model_dump().items()
         for field, value in fields.items()
     }

@@ -150,7 +150,7 @@ def test_long_prompts_are_skipped_and_counted_if_asked(
 
 def test_arithmetic_has_its_own_column_names() -> None:
     config = DataConfig(train="arithmetic", prompt_column="problem")
-    with pytest.raises(DataError, match="arithmetic has no column `problem`.*prompt, answer"):
+    with pytest.raises(DataError, match=r"arithmetic has no column `problem`.*prompt, answer"):
         load_prompts(config, TOKENIZER, split="train", seed=0)
 
 

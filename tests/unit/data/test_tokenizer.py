@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -59,7 +60,12 @@ def test_a_broken_tokenizer_file_is_reported_with_the_librarys_words(model_dir: 
         load(model_dir)
 
 
-def test_code_of_the_model_runs_only_if_asked_for(model_dir: Path) -> None:
+def test_code_of_the_model_runs_only_if_asked_for(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where transformers copies such code to, and how it is found there.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     config = json.loads((model_dir / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (model_dir / "tokenizer_config.json").write_text(json.dumps(config))

@@ -211,15 +211,26 @@ class TestCompletionLogprobs:
         assert logprobs.requires_grad
         assert not entropy.requires_grad
 
-    def test_many_chunks_equal_one_log_softmax(self) -> None:
-        vocabulary = 2**22  # 2 rows x 2 columns fill a chunk, so that 5 columns take 3
-        logits = torch.randn(2, 6, vocabulary, generator=torch.Generator().manual_seed(0))
-        logits.requires_grad_()
-        tokens = torch.randint(0, vocabulary, (2, 5))
-        logprobs, _ = completion_logprobs(logits, tokens, 2.0)
-        with torch.no_grad():
-            expected = torch.log_softmax(logits[:, :-1] / 2.0, dim=-1)
-        torch.testing.assert_close(logprobs, expected.gather(-1, tokens[..., None]).squeeze(-1))
+    # From one logit to all: tiles of one token, of several, of whole rows, and of everything.
+    @pytest.mark.parametrize("tile_elements", [1, 14, 34, 80, 1000])
+    def test_tiles_equal_one_log_softmax(self, tile_elements: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(4, 6, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+        tokens = torch.randint(0, 7, (4, 5), generator=generator)
+        weights = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+
+        logprobs, entropy = completion_logprobs(logits, tokens, 2.0, tile_elements=tile_elements)
+        (logprobs * weights).sum().backward()
+        gradient, logits.grad = logits.grad, None
+
+        distribution = torch.log_softmax(logits[:, :-1] / 2.0, dim=-1)
+        expected = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        (expected * weights).sum().backward()
+        torch.testing.assert_close(logprobs, expected)
+        torch.testing.assert_close(gradient, logits.grad)
+        torch.testing.assert_close(
+            entropy, -(distribution.exp() * distribution).sum(dim=-1).detach()
+        )
 
     def test_no_float32_copy_of_the_vocabulary_is_kept_for_backward(self) -> None:
         vocabulary = 1000
