@@ -1,4 +1,4 @@
-"""RayBroadcaster: brings the learner's weights into all generators and verifies that they arrived."""
+"""RayBroadcaster: brings the learner's weights into all generators, and verifies it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def connect(config: ClusterConfig, *, logs: Path | None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _joined(address: str) -> Iterator[Cluster]:
-    import ray  # noqa: PLC0415
+    import ray
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -83,10 +83,12 @@ def _started(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     # Read when ray is imported: everything on one machine, so nothing but loopback is needed.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray  # noqa: PLC0415
+    import ray
 
     root = tempfile.gettempdir()
-    place = Path(tempfile.mkdtemp(prefix="real-ray-", dir=root if len(root) < _SOCKET_ROOM else "/tmp"))
+    place = Path(
+        tempfile.mkdtemp(prefix="real-ray-", dir=root if len(root) < _SOCKET_ROOM else "/tmp")
+    )
     scratch = place / "tmp"
     scratch.mkdir()
     others = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -114,9 +116,7 @@ def _started(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
         )
     finally:
         started = [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if child.pid not in others
+            child for child in psutil.Process().children(recursive=True) if child.pid not in others
         ]
         ray.shutdown()
         _wait_or_kill(started)

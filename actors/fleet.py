@@ -109,9 +109,7 @@ class Fleet:
             },
             **{f"generator-{i}": actor.start.remote() for i, actor in enumerate(self.generators)},
         }
-        await replies(
-            list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late
-        )
+        await replies(list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late)
         learner = RayLearnerGroup(self._learners, timeout_s=config.learner.timeout_s)
         await self._connect(learner)
         return Roles(

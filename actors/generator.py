@@ -33,8 +33,8 @@ class GeneratorActor:
 
     async def start(self) -> None:
         """Start the engine. Weights are those of the model directory, version 0."""
-        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
-        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
 
         spec = self._spec
         self._engine = AsyncLLM.from_engine_args(
@@ -60,14 +60,16 @@ class GeneratorActor:
         )
         await self._engine.update_weight_version("0")
 
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> tuple[SampledTicket, SampledGroup]:
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling
+    ) -> tuple[SampledTicket, SampledGroup]:
         """Sample one whole group (two Ray returns: the ticket, and the group itself).
 
         Raises:
             GenerationError: the engine failed this request or returned unusable output.
         """
-        from vllm import SamplingParams  # noqa: PLC0415
-        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         began = time.monotonic()
         self._requests += 1
@@ -94,7 +96,8 @@ class GeneratorActor:
         if final is None or not final.finished:
             raise GenerationError(f"group {prompt.uid} on {self._spec.name}: no final output")
         completions = tuple(
-            _completion(prompt.uid, output) for output in sorted(final.outputs, key=lambda o: o.index)
+            _completion(prompt.uid, output)
+            for output in sorted(final.outputs, key=lambda o: o.index)
         )
         group = SampledGroup(prompt=prompt, num_generations=sampling.n, completions=completions)
         ticket = SampledTicket(
@@ -126,7 +129,7 @@ class GeneratorActor:
     # The four methods of vLLM's weight-sync client protocol, called by the sending learner rank.
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest  # noqa: PLC0415
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
 
@@ -134,7 +137,7 @@ class GeneratorActor:
         await self._engine.start_weight_update()
 
     async def update_weights(self, update_info: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # noqa: PLC0415
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._engine.update_weights(WeightTransferUpdateRequest(update_info))
         self._num_tensors = len(update_info["names"])
@@ -149,7 +152,7 @@ class GeneratorActor:
 
     async def probe(self, token_ids: IntArray) -> FloatArray:
         """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
-        from vllm import SamplingParams  # noqa: PLC0415
+        from vllm import SamplingParams
 
         self._requests += 1
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
@@ -183,7 +186,10 @@ def _completion(uid: str, output: Any) -> Completion:
     if output.logprobs is None or not output.weight_versions:
         raise GenerationError(f"{where}: the engine returned no log-probs or no weight versions")
     logprobs = np.array(
-        [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
+        [
+            entry[token].logprob
+            for token, entry in zip(output.token_ids, output.logprobs, strict=True)
+        ],
         dtype=np.float32,
     )
     if not np.isfinite(logprobs).all():

@@ -24,7 +24,6 @@ from real_ray.tracking.base import Tracker
 from real_ray.tracking.console import ConsoleTracker
 from real_ray.tracking.jsonl import JsonlTracker
 from real_ray.tracking.summary import SummaryTracker
-from real_ray.types import Prompt
 
 
 def check_cluster(config: Config) -> str | None:
@@ -137,7 +136,7 @@ def _trackers(
         summary,
     ]
     if config.tracking.wandb != "disabled":
-        from real_ray.tracking.wandb import WandbTracker  # noqa: PLC0415
+        from real_ray.tracking.wandb import WandbTracker
 
         trackers.append(WandbTracker(config, run))
     return Trackers(trackers)

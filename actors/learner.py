@@ -49,8 +49,8 @@ class LearnerActor:
         os.environ["DS_ACCELERATOR"] = spec.device
         if spec.device == "cpu":
             torch.set_num_threads(spec.num_threads or os.cpu_count() or 1)
-        import deepspeed  # noqa: PLC0415
-        from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: PLC0415
+        import deepspeed
+        from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
         set_seed(spec.seed)
         _init_process_group(spec, master_address, master_port)
@@ -135,10 +135,10 @@ class LearnerActor:
         Args:
             generators: Ray handles of the `GeneratorActor`s, in the order of their ranks.
         """
-        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory  # noqa: PLC0415
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-        from actors.sync import GeneratorClient, register, trainer_init_info  # noqa: PLC0415
-        from actors.weight_source import DeepSpeedWeightSource  # noqa: PLC0415
+        from actors.sync import GeneratorClient, register, trainer_init_info
+        from actors.weight_source import DeepSpeedWeightSource
 
         register()
         self._client = GeneratorClient(
@@ -180,9 +180,9 @@ class LearnerActor:
 
     def save(self, directory: str) -> None:
         """Write the policy as a Hugging Face directory; all ranks together, rank 0 writes."""
-        from transformers import AutoTokenizer  # noqa: PLC0415
+        from transformers import AutoTokenizer
 
-        from actors.weight_source import full_parameters  # noqa: PLC0415
+        from actors.weight_source import full_parameters
 
         state = {
             name: tensor.cpu()

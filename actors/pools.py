@@ -48,7 +48,12 @@ class RayRewardPool:
     """Gives each group to an idle reward worker; one that overruns is killed and replaced."""
 
     def __init__(
-        self, start_worker: Callable[[int], Any], *, num_workers: int, function: str, timeout_s: float
+        self,
+        start_worker: Callable[[int], Any],
+        *,
+        num_workers: int,
+        function: str,
+        timeout_s: float,
     ) -> None:
         self._start_worker = start_worker
         self._function = function
@@ -61,9 +66,7 @@ class RayRewardPool:
     async def score(self, group: SampledTicket) -> RolloutTicket:
         index = await self._idle.get()
         try:
-            summary, scored = (
-                self.workers[index].score.options(num_returns=2).remote(group.ref)
-            )
+            summary, scored = self.workers[index].score.options(num_returns=2).remote(group.ref)
             late = RewardError(
                 f"reward function {self._function}: group {group.uid} was not scored within "
                 f"{self._timeout_s:g} s (reward.timeout_s)"

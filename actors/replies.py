@@ -29,7 +29,9 @@ async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> 
     except RayTaskError as error:
         if isinstance(error.cause, RealRayError):
             raise error.cause from error
-        raise ActorDiedError(f"{who} failed: {type(error.cause).__name__}: {error.cause}") from error
+        raise ActorDiedError(
+            f"{who} failed: {type(error.cause).__name__}: {error.cause}"
+        ) from error
     except RayActorError as error:
         reason = str(error).strip().splitlines()
         raise ActorDiedError(f"{who} has died: {reason[0] if reason else error!r}") from error

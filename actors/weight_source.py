@@ -32,11 +32,9 @@ class DeepSpeedWeightSource(WeightSource):
 
 def full_parameters(engine: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and full value of each parameter. Under ZeRO-3 all ranks iterate together."""
-    import deepspeed  # noqa: PLC0415
+    import deepspeed
 
     for name, parameter in engine.module.named_parameters():
-        with deepspeed.zero.GatheredParameters(
-            [parameter], enabled=hasattr(parameter, "ds_shape")
-        ):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_shape")):
             value = parameter.detach().to(dtype, copy=True)
         yield name, value

@@ -55,8 +55,10 @@ class GroupBuffer:
         """Wait until another group may be admitted."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: len(self._states) < self._num_slots
-                and self.num_trained + len(self._states) < self._num_groups
+                lambda: (
+                    len(self._states) < self._num_slots
+                    and self.num_trained + len(self._states) < self._num_groups
+                )
             )
 
     def admit(self, uid: str) -> None:
@@ -107,8 +109,10 @@ class GroupBuffer:
 
         async with self._changed:
             await self._changed.wait_for(
-                lambda: len(oldest()) == count
-                and all(self._states[uid] is GroupState.READY for uid in oldest())
+                lambda: (
+                    len(oldest()) == count
+                    and all(self._states[uid] is GroupState.READY for uid in oldest())
+                )
             )
         batch = [self._ready.pop(uid) for uid in oldest()]
         for group in batch:

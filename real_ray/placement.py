@@ -120,4 +120,6 @@ def _parts(placement: Placement, resource: str) -> str:
 
 
 def _text(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{resources[r]:g} {r}" for r in ("CPU", "GPU") if resources.get(r)) or "nothing"
+    return (
+        ", ".join(f"{resources[r]:g} {r}" for r in ("CPU", "GPU") if resources.get(r)) or "nothing"
+    )

@@ -41,7 +41,9 @@ def make_prompts(count: int) -> list[Prompt]:
     return [Prompt(uid=f"p:{i}", text=f"p {i}", token_ids=ids, answer=str(i)) for i in range(count)]
 
 
-def sampled_ticket(uid: str, *, members: int = 2, oldest: int = 0, newest: int = 0) -> SampledTicket:
+def sampled_ticket(
+    uid: str, *, members: int = 2, oldest: int = 0, newest: int = 0
+) -> SampledTicket:
     return SampledTicket(
         uid=uid,
         num_members=members,

@@ -31,7 +31,9 @@ class LearnerConfig(Section):
         False, description="Recompute activations in the backward pass to save memory."
     )
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="Padded tokens of one forward pass; whole groups are kept together."
+        16384,
+        ge=1,
+        description="Padded tokens of one forward pass; whole groups are kept together.",
     )
     cpus_per_rank: float = Field(1.0, gt=0, description="Ray CPUs that a learner rank reserves.")
     num_threads: int = Field(

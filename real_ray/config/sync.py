@@ -18,7 +18,8 @@ class SyncConfig(Section):
     )
     timeout_s: float = Field(300.0, gt=0, description="Longest weight sync, seconds.")
     probe: bool = Field(
-        True, description="After each sync compare log-probs of a fixed sequence with the learner's."
+        True,
+        description="After each sync compare log-probs of a fixed sequence with the learner's.",
     )
     probe_tolerance: float = Field(
         0.2, gt=0, description="Largest mean |log-prob difference| that the probe accepts."

@@ -21,11 +21,11 @@ def draw_reward_curve(
         accuracy: (step, accuracy) of the evaluations.
         window: steps of the running mean.
     """
-    import matplotlib as mpl  # noqa: PLC0415
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     steps = range(1, len(rewards) + 1)
     running = [

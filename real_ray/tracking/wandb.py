@@ -20,7 +20,7 @@ class WandbTracker(Tracker):
     """
 
     def __init__(self, config: Config, run: RunDirectory) -> None:
-        import wandb  # noqa: PLC0415
+        import wandb
 
         mode = config.tracking.wandb
         assert mode != "disabled"

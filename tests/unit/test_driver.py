@@ -142,9 +142,7 @@ async def test_a_failing_reward_stops_the_run_with_its_own_words() -> None:
 async def test_a_failing_reward_drops_the_group_if_asked_to_and_no_slot_leaks() -> None:
     world = World()
     poisoned = {f"p:{i}@0" for i in range(0, 40, 2)}
-    config = make_config(
-        run={"num_steps": 6}, reward={"on_error": "drop"}, data={"shuffle": False}
-    )
+    config = make_config(run={"num_steps": 6}, reward={"on_error": "drop"}, data={"shuffle": False})
     tracker = await run(
         config, world, rewards=FakeRewards(world, poison=lambda uid: uid in poisoned)
     )

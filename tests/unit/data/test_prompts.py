@@ -38,7 +38,7 @@ def test_the_system_prompt_comes_first(tmp_path: Path) -> None:
 
 def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
     messages = [
-        {"role": "user", "content": "hi", "name": None},
+        {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "yes?"},
         {"role": "user", "content": "1 + 1?"},
     ]
@@ -47,6 +47,16 @@ def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes?<|im_end|>\n"
         "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_the_template_does_not_see_keys_that_a_columnar_format_filled_in(tmp_path: Path) -> None:
+    tokenizer = tiny_model.build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].keys() | join(' ') }}"
+    path = tmp_path / "rows.jsonl"
+    message = {"role": "user", "content": "hi", "tool_calls": None}
+    path.write_text(json.dumps({"prompt": [message], "answer": "2"}))
+    (prompt,) = load_prompts(DataConfig(train=str(path)), tokenizer, split="train", seed=0)
+    assert prompt.text == "role content"
 
 
 @pytest.mark.parametrize(("value", "text"), [(17, "17"), (2.5, "2.5"), (0, "0"), (" x ", " x ")])
