@@ -120,6 +120,7 @@ class RayLearnerGroup:
     async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:
         """Replies of all ranks to a call that they do together."""
         late = LearnerError(
-            f"the learner did not finish its {what} within {self._timeout_s:g} s (learner.timeout_s)"
+            f"the learner did not finish its {what} within {self._timeout_s:g} s "
+            "(learner.timeout_s)"
         )
         return await replies(refs, who=self._names, timeout_s=self._timeout_s, late=late)

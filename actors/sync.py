@@ -18,14 +18,10 @@ __all__ = ["GeneratorClient", "register", "trainer_init_info"]
 
 def trainer_init_info(rendezvous: SyncRendezvous, *, rank: int) -> TrainerInitInfo:
     """What vLLM's trainer engine of the chosen back end is started with."""
-    where = {
-        "master_address": rendezvous.master_address,
-        "master_port": rendezvous.master_port,
-        "world_size": rendezvous.world_size,
-    }
+    where = (rendezvous.master_address, rendezvous.master_port, rendezvous.world_size)
     if rendezvous.backend == "nccl":
-        return NCCLTrainerInitInfo(**where, rank=rank)
-    return GlooTrainerInitInfo(**where, timeout_s=rendezvous.timeout_s, rank=rank)
+        return NCCLTrainerInitInfo(*where, rank=rank)
+    return GlooTrainerInitInfo(*where, timeout_s=rendezvous.timeout_s, rank=rank)
 
 
 class GeneratorClient:

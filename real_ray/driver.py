@@ -2,8 +2,9 @@
 
 ::
 
-    data -> admit (needs a slot) -> generate -> score -> GroupBuffer -> take -> train -> broadcast -> release
-            _admit_groups           _roll_out (one task a group)        _train_steps
+    data -> admit -> generate -> score -> GroupBuffer -> take -> train -> broadcast -> release
+            needs a slot                                 the oldest            frees the slots
+            _admit_groups    _roll_out (a task a group)  _train_steps
 
 Two loops and one task a group run at once:
 
@@ -49,7 +50,7 @@ class Roles:
 class Driver:
     """Directs one run from the first prompt to the last step.
 
-    Example: ``await Driver(config, roles=roles, train=train, evaluation=[], tracker=tracker).run()``
+    Example: ``await Driver(config, roles=roles, train=train, evaluation=[], tracker=t).run()``
     """
 
     def __init__(

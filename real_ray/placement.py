@@ -80,8 +80,7 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
         ("GPU", "rollout.num_generators, rollout.tensor_parallel_size or learner.num_ranks"),
         (
             "CPU",
-            "rollout.cpus_per_generator, learner.cpus_per_rank or reward.cpus_per_worker "
-            "(or the number of actors)",
+            "rollout.cpus_per_generator, learner.cpus_per_rank, reward.cpus_per_worker or a count",
         ),
     ):
         needed = sum(bundle.resources.get(resource, 0) for bundle in placement.bundles)

@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float32]
 class Prompt:
     """One prompt as it is drawn from the dataset.
 
-    Example: ``Prompt(uid="arithmetic:17@0", text="Compute 8 + 9. ...", token_ids=ids, answer="17")``
+    Example: ``Prompt(uid="arithmetic:17@0", text="Compute 8 + 9.", token_ids=ids, answer="17")``
     """
 
     uid: str  # unique for the whole run: "<source>:<row>@<epoch>"
@@ -153,7 +153,8 @@ class SampledTicket:
     """What the driver knows of a `SampledGroup`; ``ref`` leads to the group itself.
 
     Example: ``SampledTicket(uid="arithmetic:17@0", num_members=8, oldest_version=3,
-    newest_version=4, num_tokens=40, padded_tokens=336, num_truncated=0, seconds=1.9, generator="generator-0", ref=ref)``
+    newest_version=4, num_tokens=40, padded_tokens=336, num_truncated=0, seconds=1.9,
+    generator="generator-0", ref=ref)``
     """
 
     uid: str

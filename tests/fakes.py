@@ -1,4 +1,4 @@
-"""In-process fakes of the driver's roles: small, deterministic, and each fails where it is told to."""
+"""In-process fakes of the driver's roles: deterministic, and each fails where it is told to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ class RewardConfig(Section):
     function: str = Field(
         "exact_match",
         min_length=1,
-        description="Built-in (`exact_match`, `last_number`) or your own as `package.module:function`.",
+        description="Built-in (`exact_match`, `last_number`), or your own as "
+        "`package.module:function`.",
     )
     num_workers: int = Field(2, ge=1, description="Reward worker processes.")
     cpus_per_worker: float = Field(0.25, gt=0, description="Ray CPUs that a worker reserves.")

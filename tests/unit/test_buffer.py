@@ -107,10 +107,10 @@ async def test_a_fragment_or_a_merged_group_is_refused_by_name(members: int) -> 
 
 async def test_a_group_is_pushed_once_and_only_after_it_was_admitted() -> None:
     buffer = make_buffer()
-    with pytest.raises(GroupError, match="p:1.*not in the pipeline"):
+    with pytest.raises(GroupError, match=r"p:1.*not in the pipeline"):
         await buffer.push(rollout_ticket("p:1"))
     buffer.admit("p:1")
-    with pytest.raises(GroupError, match="p:1.*already in the pipeline"):
+    with pytest.raises(GroupError, match=r"p:1.*already in the pipeline"):
         buffer.admit("p:1")
     with pytest.raises(GroupError, match=r"p:1.*generating, not scoring"):
         await buffer.push(rollout_ticket("p:1"))
