@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from actors.pools import RayLearnerGroup
-from actors.protocol import GeneratorWeights, SentWeights
+from actors.protocol import GeneratorWeights, Probe, SentWeights
 from actors.replies import replies
 from real_ray.errors import SyncError
-from real_ray.types import FloatArray, IntArray, SyncReport
+from real_ray.types import FloatArray, SyncReport
 
 
 class RayBroadcaster:
     """Pauses all generators, lets the learner send to all of them at once, resumes them.
 
     Args:
-        probe: token ids whose log-probs are compared after each sync; None: no comparison.
+        probe: compared with the learner after each sync; None: no comparison.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RayBroadcaster:
         learner: RayLearnerGroup,
         *,
         timeout_s: float,
-        probe: IntArray | None,
+        probe: Probe | None,
         probe_tolerance: float,
     ) -> None:
         self._generators = list(generators)
@@ -78,17 +78,20 @@ class RayBroadcaster:
             )
 
     async def _compare_logprobs(self, policy_version: int) -> float:
-        """Largest mean |difference| of a generator from the learner on the probe sequence."""
+        """Largest mean |difference| of a generator from the learner on the probe's completion."""
         if self._probe is None:
             return 0.0
+        token_ids, first = self._probe.token_ids, self._probe.num_prompt_tokens - 1
         learner, generators = await asyncio.gather(
             self._learner.call(
-                "probe", [rank.probe.remote(self._probe) for rank in self._learner.ranks]
+                "probe", [rank.probe.remote(token_ids) for rank in self._learner.ranks]
             ),
-            self._ask("probe", policy_version, self._probe),
+            self._ask("probe", policy_version, token_ids),
         )
         reference: FloatArray = learner[0]
-        differences = [float(np.abs(logprobs - reference).mean()) for logprobs in generators]
+        differences = [
+            float(np.abs(logprobs - reference)[first:].mean()) for logprobs in generators
+        ]
         wrong = [
             f"{name} by {difference:.3f}"
             for name, difference in zip(self._names, differences, strict=True)

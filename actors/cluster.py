@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
+from actors.network import LOOPBACK
 from real_ray.config import ClusterConfig
 from real_ray.errors import ResourceError
 
-_LOOPBACK = "127.0.0.1"
 _SOCKET_ROOM = 40  # characters of a temporary directory that still leave room for Ray's sockets
 _EXIT_SECONDS = 15.0
 
@@ -40,6 +40,11 @@ def address_of(config: ClusterConfig) -> str | None:
     if config.address == "auto":
         return os.environ.get("RAY_ADDRESS") or None
     return None if config.address == "local" else config.address
+
+
+def this_machine(config: ClusterConfig) -> Mapping[str, float]:
+    """CPUs that a Ray started here would have."""
+    return {"CPU": float(config.num_cpus or len(os.sched_getaffinity(0)))}
 
 
 @contextlib.contextmanager
@@ -95,7 +100,7 @@ def _started(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     try:
         ray.init(
             address="local",
-            num_cpus=config.num_cpus,
+            num_cpus=int(this_machine(config)["CPU"]),
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -110,7 +115,7 @@ def _started(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
             nodes=_nodes(ray),
             env={
                 "TMPDIR": str(scratch),
-                "VLLM_HOST_IP": _LOOPBACK,
+                "VLLM_HOST_IP": LOOPBACK,
                 "GLOO_SOCKET_IFNAME": "lo",
             },
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -18,18 +19,19 @@ from actors.broadcaster import RayBroadcaster
 from actors.cluster import Cluster
 from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
-from actors.network import free_port
+from actors.network import LOOPBACK, free_port
 from actors.pools import RayGeneratorPool, RayLearnerGroup, RayRewardPool
-from actors.protocol import EngineSpec, LearnerSpec, SyncRendezvous
+from actors.protocol import EngineSpec, LearnerSpec, Probe, SyncRendezvous
 from actors.replies import replies, reply
 from actors.reward import RewardActor
 from real_ray.config import Config
 from real_ray.driver import Roles
 from real_ray.errors import ResourceError, RunError
 from real_ray.placement import Bundle, Device, Placement
-from real_ray.types import IntArray
+from real_ray.types import Prompt, SampledGroup, Sampling
 
 _STOP_SECONDS = 10.0
+_PROBE_TOKENS = 32
 _GIB = 2**30
 
 
@@ -51,11 +53,11 @@ class Fleet:
         self._learners: list[Any] = []
         self._rewards: RayRewardPool | None = None
 
-    async def start(self, *, probe: IntArray) -> Roles:
+    async def start(self, *, probe: Prompt) -> Roles:
         """Start everything and connect learner and generators.
 
         Args:
-            probe: the token ids whose log-probs verify each weight sync.
+            probe: the prompt whose greedy completion verifies each weight sync.
 
         Raises:
             ResourceError: the actors are not placed within `cluster.start_timeout_s`.
@@ -74,7 +76,7 @@ class Fleet:
                 learner_group,
                 index,
                 self._learner_spec(index),
-                env=_learner_env(self._device),
+                env=_learner_env(self._device, self._learner_spec(index).num_threads),
             )
             for index, bundle in enumerate(self._placement.learner)
         ]
@@ -112,15 +114,16 @@ class Fleet:
         await replies(list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late)
         learner = RayLearnerGroup(self._learners, timeout_s=config.learner.timeout_s)
         await self._connect(learner)
+        generators = RayGeneratorPool(self.generators, timeout_s=config.rollout.timeout_s)
         return Roles(
-            generators=RayGeneratorPool(self.generators, timeout_s=config.rollout.timeout_s),
+            generators=generators,
             rewards=self._rewards,
             learner=learner,
             broadcaster=RayBroadcaster(
                 self.generators,
                 learner,
                 timeout_s=config.sync.timeout_s,
-                probe=probe if config.sync.probe else None,
+                probe=await self._make_probe(generators, probe) if config.sync.probe else None,
                 probe_tolerance=config.sync.probe_tolerance,
             ),
         )
@@ -155,11 +158,28 @@ class Fleet:
             [rank.connect.remote(rendezvous, self.generators) for rank in self._learners],
         )
 
+    async def _make_probe(self, generators: RayGeneratorPool, prompt: Prompt) -> Probe:
+        greedy = Sampling(
+            n=1,
+            temperature=0.0,
+            max_tokens=min(_PROBE_TOKENS, self._config.rollout.max_completion_length),
+        )
+        ticket = await generators.generate(prompt, greedy)
+        group: SampledGroup = await ticket.ref
+        completion = group.completions[0].token_ids
+        return Probe(
+            # An engine samples at least one token even to score: leave room for it.
+            token_ids=np.concatenate([prompt.token_ids, completion])[
+                : self._config.max_model_length - 1
+            ],
+            num_prompt_tokens=len(prompt.token_ids),
+        )
+
     async def _learner_address(self, port: int) -> tuple[str, int]:
         """Address of the first learner rank, and the port given or a free one there."""
 
         def where(_: Any, is_local: bool, port: int) -> tuple[str, int]:
-            address = "127.0.0.1" if is_local else ray.util.get_node_ip_address()
+            address = LOOPBACK if is_local else ray.util.get_node_ip_address()
             return address, port or free_port(address)
 
         result: tuple[str, int] = await reply(
@@ -261,7 +281,7 @@ class Fleet:
             trust_remote_code=config.model.trust_remote_code,
             device=self._device,
             seed=config.run.seed,
-            num_threads=config.learner.num_threads,
+            num_threads=config.learner.num_threads or os.cpu_count() or 1,
             num_steps=config.run.num_steps,
             temperature=config.rollout.temperature,
             config=config.learner,
@@ -272,18 +292,25 @@ class Fleet:
 def _engine_env(device: Device, num_threads: int) -> dict[str, str]:
     """Environment of a generator's processes."""
     env = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-    if device == "cuda":
-        return env
-    env |= {
-        # Ray gives every actor one thread; binding to cores would fight with the learner's.
-        "OMP_NUM_THREADS": str(num_threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if library.exists():  # what vLLM asks for on x86
-        env |= {"LD_PRELOAD": str(library), "KMP_BLOCKTIME": "1"}
+    if device == "cpu":
+        # Bound threads would fight with the learner's for the same cores.
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env(num_threads)}
     return env
 
 
-def _learner_env(device: Device) -> dict[str, str]:
-    return {"DS_ACCELERATOR": device}
+def _learner_env(device: Device, num_threads: int) -> dict[str, str]:
+    """Environment of a learner rank."""
+    env = {"DS_ACCELERATOR": device}
+    return env | _openmp_env(num_threads) if device == "cpu" else env
+
+
+def _openmp_env(num_threads: int) -> dict[str, str]:
+    """Threads that do not spin while they wait: engine and learner share the cores of a machine.
+
+    Intel's OpenMP, which vLLM asks for on x86, comes with vllm-cpu.
+    """
+    env = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if library.exists():
+        env |= {"LD_PRELOAD": str(library), "KMP_BLOCKTIME": "1"}
+    return env

@@ -42,6 +42,7 @@ class GeneratorActor:
                 model=spec.model,
                 trust_remote_code=spec.trust_remote_code,
                 dtype=spec.dtype,
+                hf_overrides={"head_dtype": "float32"},  # as in the learner
                 seed=spec.seed,
                 max_model_len=spec.max_model_length,
                 tensor_parallel_size=spec.tensor_parallel_size,

@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from actors.cluster import Cluster, address_of, connect
-from actors.fleet import Fleet
+from actors.cluster import Cluster, address_of, connect, this_machine
+from actors.network import LOOPBACK, listen
 from real_ray.config import Config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
+from real_ray.errors import ResourceError, first_error
 from real_ray.placement import Device, check_fits, plan_placement
 from real_ray.report.reward_curve import draw_reward_curve
 from real_ray.rewards import load_reward
@@ -30,9 +31,11 @@ def check_cluster(config: Config) -> str | None:
     """What the cluster of `cluster.address` has, if one is up; starts nothing.
 
     Raises:
-        ResourceError: the run does not fit on it, or nothing answers at a given address.
+        ResourceError: the run does not fit on it or on this machine, nothing answers at a given
+            address, or a port is in use.
     """
     if address_of(config.cluster) is None:
+        _check_this_machine(config)
         return None
     with connect(config.cluster, logs=None) as cluster:
         device = _device(config, cluster)
@@ -60,6 +63,8 @@ def launch(config: Config) -> int:
         else []
     )
     load_reward(config.reward.function)
+    if address_of(config.cluster) is None:
+        _check_this_machine(config)
     run = RunDirectory(config)
     summary = SummaryTracker()
     with ExitStack() as stack:
@@ -72,6 +77,9 @@ def launch(config: Config) -> int:
         placement = plan_placement(config, device)
         check_fits(placement, cluster.nodes)
 
+        # Imports ray, which reads its environment then: only after `connect` has set it.
+        from actors.fleet import Fleet
+
         async def work() -> None:
             fleet = Fleet(config, placement, cluster, device)
             try:
@@ -81,7 +89,7 @@ def launch(config: Config) -> int:
                     f"reward worker(s) on {device} ...",
                     style="dim",
                 )
-                roles = await fleet.start(probe=train[0].token_ids)
+                roles = await fleet.start(probe=train[0])
                 driver = Driver(
                     config, roles=roles, train=train, evaluation=evaluation, tracker=trackers
                 )
@@ -91,8 +99,32 @@ def launch(config: Config) -> int:
             finally:
                 await fleet.stop()
 
-        stopped_by = _run_until_signal(work)
+            try:
+            stopped_by = _run_until_signal(work)
+        except Exception as error:
+            trackers.close()
+            console.print(
+                f"the run failed after step {len(summary.rewards)} of {config.run.num_steps}. "
+                f"What was recorded: {run.path}; what the actors printed: {run.logs}. Start it "
+                f"again with: real-ray train {run.path / 'config.yaml'} --run.overwrite true",
+                highlight=False,
+                soft_wrap=True,
+            )
+            if isinstance(error, ExceptionGroup):
+                raise first_error(error) from error
+            raise
     return _last_words(config, run, summary, console, stopped_by)
+
+
+def _check_this_machine(config: Config) -> None:
+    """Refuse at once what a Ray on this machine could never place, and ports that are taken."""
+    check_fits(plan_placement(config, "cpu"), [this_machine(config.cluster)])  # GPUs: Ray counts
+    for key, port in (("learner.port", config.learner.port), ("sync.port", config.sync.port)):
+        try:
+            if port:
+                listen(LOOPBACK, port).close()
+        except ResourceError as error:
+            raise ResourceError(f"{key}: {error}") from error
 
 
 def _run_until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> signal.Signals | None:

@@ -19,7 +19,13 @@ from real_ray.batching import GroupShape, collate, plan_microbatches
 from real_ray.loss import batch_loss, count_groups, group_loss, group_weights, labels, real_metrics
 from real_ray.loss import two_sided as two_sided_groups
 from real_ray.partial_metrics import PartialMetrics
-from real_ray.policy import TensorBatch, model_logprobs, sequence_scores, token_metrics
+from real_ray.policy import (
+    TensorBatch,
+    model_logprobs,
+    sequence_scores,
+    token_metrics,
+    use_float32_head,
+)
 from real_ray.types import (
     Completion,
     FloatArray,
@@ -48,7 +54,7 @@ class LearnerActor:
         spec = self._spec
         os.environ["DS_ACCELERATOR"] = spec.device
         if spec.device == "cpu":
-            torch.set_num_threads(spec.num_threads or os.cpu_count() or 1)
+            torch.set_num_threads(spec.num_threads)
         import deepspeed
         from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
@@ -66,6 +72,7 @@ class LearnerActor:
             dtype=self._dtype,  # DeepSpeed keeps float32 master weights beside bfloat16 ones
             trust_remote_code=spec.trust_remote_code,
         )
+        use_float32_head(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         model.train()
@@ -74,6 +81,7 @@ class LearnerActor:
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
+            fused=True,
         )
         self._engine, _, _, self._schedule = deepspeed.initialize(
             model=model,

@@ -7,6 +7,8 @@ import socket
 
 from real_ray.errors import ResourceError
 
+LOOPBACK = "127.0.0.1"
+
 
 def listen(address: str, port: int) -> socket.socket:
     """A socket that listens on one address only.

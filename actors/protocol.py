@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from real_ray.config import LearnerConfig, LossConfig
 from real_ray.partial_metrics import PartialMetrics
-from real_ray.types import SampleRecord
+from real_ray.types import IntArray, SampleRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,22 @@ class EngineSpec:
     tensor_parallel_size: int
     gpu_memory_utilization: float
     kv_cache_bytes: int | None  # None: from gpu_memory_utilization
-    num_threads: int  # CPU threads; 0: all cores
+    num_threads: int  # on CPU
     enforce_eager: bool
     in_flight_updates: bool
     recompute_kv: bool
     sync_backend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Probe:
+    """A fixed sequence whose completion log-probs tell whether a generator has the right weights.
+
+    Tokens that the policy would itself sample: unlikely ones differ more by rounding.
+    """
+
+    token_ids: IntArray  # [prompt + completion]
+    num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,7 @@ class LearnerSpec:
     trust_remote_code: bool
     device: str  # "cpu" or "cuda"
     seed: int
-    num_threads: int  # CPU threads; 0: all cores
+    num_threads: int  # on CPU
     num_steps: int  # optimiser steps of the run, for the schedule
     temperature: float  # of the sampling
     config: LearnerConfig

@@ -35,6 +35,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -108,6 +109,11 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        # vLLM repacks a copy of the output layer's weight for the CPU. Where it is tied to the
+        # embedding nothing is loaded under its own name, so only we know that the copy is stale.
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # The base class synchronises the accelerator afterwards; there is none.

@@ -47,6 +47,14 @@ class Config(Section):
         return (self.rollout.max_staleness + 1) * self.learner.prompts_per_step
 
     @model_validator(mode="after")
+    def _check_ports(self) -> Config:
+        if self.learner.port and self.learner.port == self.sync.port:
+            raise ValueError(
+                f"learner.port and sync.port are both {self.sync.port}: give two ports"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_lengths(self) -> Config:
         needed = self.data.max_prompt_length + self.rollout.max_completion_length
         if self.max_model_length < needed:

@@ -1,5 +1,6 @@
 """What a model says about given tokens. Importing this package imports torch."""
 
+from real_ray.policy.head import use_float32_head
 from real_ray.policy.logprobs import (
     TensorBatch,
     completion_logprobs,
@@ -14,4 +15,5 @@ __all__ = [
     "model_logprobs",
     "sequence_scores",
     "token_metrics",
+    "use_float32_head",
 ]

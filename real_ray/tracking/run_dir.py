@@ -22,7 +22,7 @@ class RunDirectory:
 
     def __init__(self, config: Config) -> None:
         self.path = Path(config.run.output_dir).expanduser().resolve() / config.run.name
-        if (self.path / "config.yaml").exists() and not config.run.overwrite:
+        if self.metrics.exists() and not config.run.overwrite:
             raise ConfigError(
                 f"run.name: {self.path} holds an earlier run. Choose another --run.name, or "
                 "replace it with --run.overwrite true"
