@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from real_ray.tracking.base import Tracker
 from real_ray.tracking.console import ConsoleTracker
 from real_ray.tracking.jsonl import JsonlTracker
 from real_ray.tracking.summary import SummaryTracker
+from real_ray.types import Prompt
 
 
 def check_cluster(config: Config) -> str | None:
@@ -67,18 +67,36 @@ def launch(config: Config) -> int:
         _check_this_machine(config)
     run = RunDirectory(config)
     summary = SummaryTracker()
-    with ExitStack() as stack:
-        trackers = _trackers(config, run, console, summary)
-        stack.callback(trackers.close)
-        console.print(f"run [bold]{config.run.name}[/bold] in {run.path}", highlight=False)
-        console.print("starting Ray ...", style="dim")
-        cluster = stack.enter_context(connect(config.cluster, logs=run.logs))
+    trackers = _trackers(config, run, console, summary)
+    console.print(f"run [bold]{config.run.name}[/bold] in {run.path}", highlight=False)
+    try:
+        stopped_by = _run_on_cluster(config, run, train, evaluation, trackers, console)
+    except Exception as error:
+        trackers.close()
+        _explain_failure(config, run, summary, console)
+        if isinstance(error, ExceptionGroup):
+            raise first_error(error) from error
+        raise
+    trackers.close()
+    return _last_words(config, run, summary, console, stopped_by)
+
+
+def _run_on_cluster(
+    config: Config,
+    run: RunDirectory,
+    train: Sequence[Prompt],
+    evaluation: Sequence[Prompt],
+    trackers: Trackers,
+    console: Console,
+) -> signal.Signals | None:
+    console.print("starting Ray ...", style="dim")
+    with connect(config.cluster, logs=run.logs) as cluster:
+        # Imports ray, which reads its environment then: only after `connect` has set it.
+        from actors.fleet import Fleet
+
         device = _device(config, cluster)
         placement = plan_placement(config, device)
         check_fits(placement, cluster.nodes)
-
-        # Imports ray, which reads its environment then: only after `connect` has set it.
-        from actors.fleet import Fleet
 
         async def work() -> None:
             fleet = Fleet(config, placement, cluster, device)
@@ -99,21 +117,7 @@ def launch(config: Config) -> int:
             finally:
                 await fleet.stop()
 
-            try:
-            stopped_by = _run_until_signal(work)
-        except Exception as error:
-            trackers.close()
-            console.print(
-                f"the run failed after step {len(summary.rewards)} of {config.run.num_steps}. "
-                f"What was recorded: {run.path}; what the actors printed: {run.logs}. Start it "
-                f"again with: real-ray train {run.path / 'config.yaml'} --run.overwrite true",
-                highlight=False,
-                soft_wrap=True,
-            )
-            if isinstance(error, ExceptionGroup):
-                raise first_error(error) from error
-            raise
-    return _last_words(config, run, summary, console, stopped_by)
+        return _run_until_signal(work)
 
 
 def _check_this_machine(config: Config) -> None:
@@ -172,6 +176,19 @@ def _trackers(
 
         trackers.append(WandbTracker(config, run))
     return Trackers(trackers)
+
+
+def _explain_failure(
+    config: Config, run: RunDirectory, summary: SummaryTracker, console: Console
+) -> None:
+    console.print(
+        f"the run failed after step {len(summary.rewards)} of {config.run.num_steps}\n"
+        f"  recorded     {run.path}\n"
+        f"  actor logs   {run.logs}\n"
+        f"  start again  real-ray train {run.path / 'config.yaml'} --run.overwrite true",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _last_words(
