@@ -300,7 +300,7 @@ def _engine_env(device: Device, num_threads: int) -> dict[str, str]:
 
 def _learner_env(device: Device, num_threads: int) -> dict[str, str]:
     """Environment of a learner rank."""
-    env = {"DS_ACCELERATOR": device}
+    env: dict[str, str] = {"DS_ACCELERATOR": device}
     return env | _openmp_env(num_threads) if device == "cpu" else env
 
 

@@ -70,7 +70,9 @@ def launch(config: Config) -> int:
     trackers = _trackers(config, run, console, summary)
     console.print(f"run [bold]{config.run.name}[/bold] in {run.path}", highlight=False)
     try:
-        stopped_by = _run_on_cluster(config, run, train, evaluation, trackers, console)
+        stopped_by = _run_on_cluster(
+            config, run, train=train, evaluation=evaluation, trackers=trackers, console=console
+        )
     except Exception as error:
         trackers.close()
         _explain_failure(config, run, summary, console)
@@ -84,6 +86,7 @@ def launch(config: Config) -> int:
 def _run_on_cluster(
     config: Config,
     run: RunDirectory,
+    *,
     train: Sequence[Prompt],
     evaluation: Sequence[Prompt],
     trackers: Trackers,
