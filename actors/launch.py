@@ -125,7 +125,13 @@ def _run_on_cluster(
 
 def _check_this_machine(config: Config) -> None:
     """Refuse at once what a Ray on this machine could never place, and ports that are taken."""
-    check_fits(plan_placement(config, "cpu"), [this_machine(config.cluster)])  # GPUs: Ray counts
+    machine = this_machine(config.cluster)
+    try:
+        check_fits(plan_placement(config, "cpu"), [machine])  # GPUs: Ray counts
+    except ResourceError as error:
+        raise ResourceError(
+            f"Ray on this machine (cluster.num_cpus {machine['CPU']:g}): {error}"
+        ) from error
     for key, port in (("learner.port", config.learner.port), ("sync.port", config.sync.port)):
         try:
             if port:

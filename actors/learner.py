@@ -126,11 +126,11 @@ class LearnerActor:
                 weights = group_weights(scores, positive, loss_config.tau)
                 samples += _sample_records(chunk, positive, scores.detach(), weights)
         learning_rate = self._engine.get_lr()[0]
-        self._engine.step()
+        grad_norm = self._step()
         return TrainedBatch(
             policy_version=policy_version,
             metrics=PartialMetrics.merge(parts),
-            grad_norm=float(self._engine.get_global_grad_norm() or 0.0),
+            grad_norm=grad_norm,
             learning_rate=float(learning_rate),
             num_microbatches=num_microbatches,
             seconds=time.monotonic() - began,
@@ -202,6 +202,15 @@ class LearnerActor:
             AutoTokenizer.from_pretrained(
                 self._spec.model, trust_remote_code=self._spec.trust_remote_code
             ).save_pretrained(directory)
+
+    def _step(self) -> float:
+        """Clip and apply the gradient; return its norm before clipping."""
+        # The one optimiser that DeepSpeed does not wrap also does not tell the norm.
+        unwrapped = self._spec.config.zero_stage == 0 and self._dtype == torch.float32
+        gradients = [p.grad for p in self._engine.module.parameters() if unwrapped]
+        norm = torch.nn.utils.get_total_norm([g for g in gradients if g is not None])
+        self._engine.step()
+        return float(norm if unwrapped else self._engine.get_global_grad_norm())
 
     def _microbatches(self, groups: Sequence[RolloutGroup]) -> list[list[RolloutGroup]]:
         shapes = [GroupShape.of(group) for group in groups]
@@ -320,6 +329,7 @@ def _sample_records(
             score=float(scores[row, completion.index]),
             weight=float(weights[row, completion.index]),
             oldest_version=completion.oldest_version,
+            newest_version=completion.newest_version,
             num_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason,
         )

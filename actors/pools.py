@@ -12,7 +12,7 @@ import ray
 from actors.protocol import TrainedBatch
 from actors.replies import replies, reply
 from real_ray.batching import assign_to_ranks
-from real_ray.errors import GenerationError, LearnerError, RewardError
+from real_ray.errors import ActorDiedError, GenerationError, LearnerError, RewardError
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
 
@@ -45,7 +45,7 @@ class RayGeneratorPool:
 
 
 class RayRewardPool:
-    """Gives each group to an idle reward worker; one that overruns is killed and replaced."""
+    """Gives each group to an idle reward worker; one that overruns or dies is replaced."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RayRewardPool:
     ) -> None:
         self._start_worker = start_worker
         self._function = function
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.workers = [start_worker(index) for index in range(num_workers)]
         self._idle: asyncio.Queue[int] = asyncio.Queue()
         for index in range(num_workers):
@@ -66,23 +66,30 @@ class RayRewardPool:
     async def score(self, group: SampledTicket) -> RolloutTicket:
         index = await self._idle.get()
         try:
-            summary, scored = self.workers[index].score.options(num_returns=2).remote(group.ref)
-            late = RewardError(
-                f"reward function {self._function}: group {group.uid} was not scored within "
-                f"{self._timeout_s:g} s (reward.timeout_s)"
-            )
-            try:
-                rewards, seconds = await reply(
-                    summary, who=f"reward-{index}", timeout_s=self._timeout_s, late=late
-                )
-            except RewardError as error:
-                if error is late:
-                    ray.kill(self.workers[index])
-                    self.workers[index] = self._start_worker(index)
-                raise
+            return await self._score_on(index, group)
         finally:
             self._idle.put_nowait(index)
+
+    async def _score_on(self, index: int, group: SampledTicket) -> RolloutTicket:
+        where = f"reward function `{self._function}`, group {group.uid}"
+        late = RewardError(f"{where}: not scored within {self.timeout_s:g} s (reward.timeout_s)")
+        summary, scored = self.workers[index].score.options(num_returns=2).remote(group.ref)
+        try:
+            rewards, seconds = await reply(
+                summary, who=f"reward-{index}", timeout_s=self.timeout_s, late=late
+            )
+        except ActorDiedError as error:
+            self._replace(index)
+            raise RewardError(f"{where}: the worker's process died: {error}") from error
+        except RewardError as error:
+            if error is late:
+                self._replace(index)
+            raise
         return RolloutTicket(sampled=group, rewards=tuple(rewards), seconds=seconds, ref=scored)
+
+    def _replace(self, index: int) -> None:
+        ray.kill(self.workers[index])
+        self.workers[index] = self._start_worker(index)
 
 
 class RayLearnerGroup:

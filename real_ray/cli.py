@@ -19,6 +19,12 @@ from real_ray.errors import RunError, UserError
 DEMO_CONFIG = Path(__file__).with_name("demo.yaml")
 """A runnable config of one machine, without a model."""
 
+_AFTER_THE_DEMO = """
+try next:
+  real-ray demo --rollout.max_staleness 0    the same, synchronously
+  real-ray demo --loss.tau 1.0               a softer loss
+  real-ray train --help                      every key of a config of your own; README.md has one"""
+
 app = typer.Typer(
     name="real-ray",
     add_completion=False,
@@ -165,7 +171,10 @@ def demo(
         _check_actors_package()
         from actors.launch import launch
 
-        return launch(config)
+        code = launch(config)
+        if code == 0:
+            typer.echo(_AFTER_THE_DEMO)
+        return code
 
     raise typer.Exit(exit_code(command, debug=context.obj))
 

@@ -10,6 +10,7 @@ from real_ray.config import Config
 from real_ray.errors import ResourceError
 
 Device = Literal["cpu", "cuda"]
+_UNITS = 10_000  # Ray counts a resource in so many parts: sums of floats would be off by a hair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,26 +84,34 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
             "rollout.cpus_per_generator, learner.cpus_per_rank, reward.cpus_per_worker or a count",
         ),
     ):
-        needed = sum(bundle.resources.get(resource, 0) for bundle in placement.bundles)
-        there = sum(node.get(resource, 0) for node in nodes)
+        needed = sum(_units(bundle.resources).get(resource, 0) for bundle in placement.bundles)
+        there = sum(_units(node).get(resource, 0) for node in nodes)
         if needed > there:
             raise ResourceError(
-                f"the run needs {needed:g} {resource}s, the cluster has {there:g}: "
+                f"the run needs {needed / _UNITS:g} {resource}s, the cluster has "
+                f"{there / _UNITS:g}: "
                 f"{_parts(placement, resource)}. Lower {keys}, or add nodes"
             )
-    left = [dict(node) for node in nodes]
+    left = [_units(node) for node in nodes]
     # The largest first: bundles that fit at all then nearly always fit together.
     for bundle in sorted(placement.bundles, key=lambda b: (-b.gpus, -b.cpus)):
+        needs = _units(bundle.resources)
         for node in left:
-            if all(node.get(name, 0) >= amount for name, amount in bundle.resources.items()):
-                for name, amount in bundle.resources.items():
+            if all(node.get(name, 0) >= amount for name, amount in needs.items()):
+                for name, amount in needs.items():
                     node[name] -= amount
                 break
         else:
             raise ResourceError(
                 f"{bundle.actor} needs {_text(bundle.resources)} on one node, and no node has that "
-                f"left beside the other actors; nodes: {'; '.join(_text(n) for n in nodes)}"
+                f"left beside the other actors; nodes: {'; '.join(_text(n) for n in nodes)}. Lower "
+                "rollout.cpus_per_generator, rollout.tensor_parallel_size, learner.cpus_per_rank "
+                "or reward.cpus_per_worker, or use larger nodes"
             )
+
+
+def _units(resources: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(amount * _UNITS) for name, amount in resources.items()}
 
 
 def _parts(placement: Placement, resource: str) -> str:
@@ -114,7 +123,7 @@ def _parts(placement: Placement, resource: str) -> str:
     ):
         each = bundles[0].resources.get(resource, 0)
         if each:
-            parts.append(f"{len(bundles)} {name} x {each:g}")
+            parts.append(f"{name} {len(bundles)} x {each:g}")
     return ", ".join(parts)
 
 

@@ -94,7 +94,8 @@ class SampledGroup:
 
     Raises:
         GroupError: the completions are not exactly ``num_generations`` members with distinct
-            indices 0 .. num_generations - 1, in order.
+            indices 0 .. num_generations - 1, in order; or the version spans of one do not cover
+            its tokens, so that its staleness is unknown.
     """
 
     prompt: Prompt
@@ -105,6 +106,8 @@ class SampledGroup:
         check_whole_group(
             self.prompt.uid, [c.index for c in self.completions], self.num_generations
         )
+        for completion in self.completions:
+            _check_spans(self.prompt.uid, completion)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,19 @@ def check_whole_group(uid: str, indices: Sequence[int], num_generations: int) ->
     )
 
 
+def _check_spans(uid: str, completion: Completion) -> None:
+    bounds = [0]
+    for span in completion.spans:
+        bounds += (span.start, span.end)
+    bounds.append(len(completion.token_ids))
+    if bounds != sorted(bounds) or bounds[::2] != bounds[1::2]:
+        raise GroupError(
+            f"group {uid}, member {completion.index}: version spans "
+            f"{[(span.start, span.end) for span in completion.spans]} do not cover its "
+            f"{len(completion.token_ids)} tokens one after another"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTicket:
     """What the driver knows of a `SampledGroup`; ``ref`` leads to the group itself.
@@ -188,7 +204,7 @@ class SampleRecord:
     """One completion as it was trained on, for people to read.
 
     Example: ``SampleRecord(uid="arithmetic:17@0", index=0, prompt="...", completion="17",
-    answer="17", reward=1.0, label=1, score=0.02, weight=-0.4, oldest_version=3, num_tokens=2,
+    answer="17", reward=1.0, label=1, score=0.02, weight=-0.4, oldest_version=3, newest_version=4, num_tokens=2,
     finish_reason="stop")``
     """
 
@@ -202,6 +218,7 @@ class SampleRecord:
     score: float  # REAL's s: mean log-ratio of the completion tokens
     weight: float  # dL/ds
     oldest_version: int
+    newest_version: int
     num_tokens: int
     finish_reason: FinishReason
 

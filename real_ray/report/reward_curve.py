@@ -21,17 +21,15 @@ def draw_reward_curve(
         accuracy: (step, accuracy) of the evaluations.
         window: steps of the running mean.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     steps = range(1, len(rewards) + 1)
     running = [
         sum(rewards[max(0, i - window) : i]) / len(rewards[max(0, i - window) : i]) for i in steps
     ]
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="tight")
+    axes = figure.subplots()
     axes.plot(steps, rewards, "o", color="#9ec5e8", markersize=5, label="mean reward of the step")
     axes.plot(steps, running, color="#1f5f99", linewidth=2, label=f"mean of {window} steps")
     if accuracy:
@@ -44,11 +42,10 @@ def draw_reward_curve(
             label="accuracy on held-out prompts (greedy)",
         )
     low = min([0.0, *rewards])
-    axes.set(title=title, xlabel="optimiser step", ylabel="reward", ylim=(low - 0.03, None))
+    axes.set_title(title, parse_math=False)  # it holds a path's name
+    axes.set(xlabel="optimiser step", ylabel="reward", ylim=(low - 0.03, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
-    figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)

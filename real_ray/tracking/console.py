@@ -13,7 +13,7 @@ from real_ray.types import SampleRecord
 
 _BAR = 12  # characters of a reward of 1
 _HEADER = (
-    f"{'step':>9}  {'reward':>6} {'':{_BAR}}  two-sided  staleness  {'tok/s':>7}  "
+    f"{'step':>9}  {'reward':>6} {'':{_BAR}}  two-sided  {'staleness':>10}  {'tok/s':>7}  "
     f"{'generate':>8}  {'train':>7}  {'sync':>7}  {'step':>7}  queue"
 )
 
@@ -77,6 +77,6 @@ def _row(metrics: Mapping[str, float], num_steps: int) -> Text:
         f"{step:>9}  {reward:>6.3f} ",
         ("━" * filled, "green"),
         ("─" * (_BAR - filled), "dim"),
-        f"  {metrics['real/two_sided']:>9.0%}  {staleness:>9}  "
+        f"  {metrics['real/two_sided']:>9.0%}  {staleness:>10}  "
         f"{metrics['perf/tokens_per_second']:>7.0f}  {seconds}  {int(metrics['async/buffer']):>5}",
     )
