@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from actors.network import LOOPBACK
+from actors.node import LOOPBACK, num_cores
 from real_ray.config import ClusterConfig
 from real_ray.errors import ResourceError
 
@@ -44,7 +44,7 @@ def address_of(config: ClusterConfig) -> str | None:
 
 def this_machine(config: ClusterConfig) -> Mapping[str, float]:
     """CPUs that a Ray started here would have."""
-    return {"CPU": float(config.num_cpus or len(os.sched_getaffinity(0)))}
+    return {"CPU": float(config.num_cpus or num_cores())}
 
 
 @contextlib.contextmanager

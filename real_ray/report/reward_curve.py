@@ -28,7 +28,7 @@ def draw_reward_curve(
     running = [
         sum(rewards[max(0, i - window) : i]) / len(rewards[max(0, i - window) : i]) for i in steps
     ]
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="tight")
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, rewards, "o", color="#9ec5e8", markersize=5, label="mean reward of the step")
     axes.plot(steps, running, color="#1f5f99", linewidth=2, label=f"mean of {window} steps")
@@ -47,5 +47,5 @@ def draw_reward_curve(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)

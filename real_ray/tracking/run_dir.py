@@ -8,7 +8,6 @@ from pathlib import Path
 from real_ray.config import Config, dump_config
 from real_ray.errors import ConfigError
 
-
 _OF_A_RUN = {"config.yaml", "logs", "samples"}
 
 

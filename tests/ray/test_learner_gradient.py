@@ -15,7 +15,7 @@ from groups import make_group
 from recording_learner import Gradients, RecordingLearner
 from tiny_model import build_model
 
-from actors.network import LOOPBACK, free_port
+from actors.node import LOOPBACK, free_port
 from actors.protocol import LearnerSpec, TrainedBatch
 from real_ray.batching import GroupShape, assign_to_ranks
 from real_ray.config import LearnerConfig, LossConfig
@@ -23,6 +23,7 @@ from real_ray.partial_metrics import PartialMetrics
 from real_ray.types import RolloutGroup
 
 TAU, TEMPERATURE = 0.5, 0.6
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

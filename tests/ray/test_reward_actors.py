@@ -22,7 +22,7 @@ from real_ray.types import (
     VersionSpan,
 )
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import os, threading
 
 def length(completions, **kwargs):
@@ -47,7 +47,7 @@ def hangs_on_marked(completions, **kwargs):
 
 def dies(completions, **kwargs):
     os._exit(3)
-'''
+"""
 
 
 @pytest.fixture(scope="module")

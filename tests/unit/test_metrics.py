@@ -18,7 +18,9 @@ SYNC = SyncReport(
     num_bytes=269_000_000,
     probe_difference=0.011,
 )
-RESULT = TrainResult(policy_version=8, metrics={"real/two_sided": 0.5, "grad/norm": 2.0}, samples=())
+RESULT = TrainResult(
+    policy_version=8, metrics={"real/two_sided": 0.5, "grad/norm": 2.0}, samples=()
+)
 
 
 def make_ticket(

@@ -1,13 +1,19 @@
-"""Addresses and ports of the machine that an actor runs on."""
+"""The machine that an actor runs on: cores, addresses and ports."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 from real_ray.errors import ResourceError
 
 LOOPBACK = "127.0.0.1"
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -1,0 +1,185 @@
+"""Whole runs from the command line, and what they leave behind: files, but no processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from tiny_model import build_model
+
+REAL_RAY = Path(sys.executable).with_name("real-ray")
+REWARD = """
+def even_length(completions, **kwargs):
+    return [float(len(text) % 2 == 0) for text in completions]
+
+def fails_in_the_end(completions, *, prompt, answer, columns):
+    if int(answer) % 2:
+        raise LookupError("no key for this answer")
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("tiny"))
+
+
+@dataclass
+class Run:
+    """One run in a working directory of its own, whose processes carry a mark."""
+
+    directory: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def start(self, model: Path, **changes: dict[str, object]) -> subprocess.Popen[str]:
+        config: dict[str, dict[str, object]] = {
+            "run": {"name": "tiny", "num_steps": 3},
+            "model": {"name_or_path": str(model)},
+            "data": {"train": "arithmetic", "eval": "arithmetic", "max_prompt_length": 100},
+            "rollout": {
+                "num_generations": 4,
+                "max_completion_length": 16,
+                "cpus_per_generator": 0.5,
+                "cpu_kv_cache_gib": 0.25,
+            },
+            "reward": {"function": "my_rewards:even_length"},
+            "learner": {"prompts_per_step": 2, "cpus_per_rank": 0.5, "learning_rate": 1e-4},
+            "eval": {"num_prompts": 4},
+            "cluster": {"address": "local"},
+        }
+        for section, values in changes.items():
+            config[section] = {**config.get(section, {}), **values}
+        (self.directory / "config.yaml").write_text(yaml.safe_dump(config))
+        (self.directory / "my_rewards.py").write_text(REWARD)
+        return subprocess.Popen(
+            [REAL_RAY, "train", "config.yaml"],
+            cwd=self.directory,
+            env={**os.environ, "REAL_RAY_TEST_MARK": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs on behalf of this run, orphans included."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("REAL_RAY_TEST_MARK") == self.mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def left_behind(self, seconds: float = 30.0) -> list[str]:
+        """Processes that are still there after a while, which is also what kills them."""
+        _, alive = psutil.wait_procs(self.processes(), timeout=seconds)
+        names = [" ".join(process.cmdline()[:3]) for process in alive]
+        for process in alive:
+            process.kill()
+        return names
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    temporary = set(Path("/tmp").glob("real-ray-*"))
+    run = Run(tmp_path)
+    yield run
+    assert run.left_behind(0.0) == []
+    assert set(Path("/tmp").glob("real-ray-*")) <= temporary, "temporary files are left"
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.match(rf"\s+{step}/\d+ ", line):
+            return
+    pytest.fail(f"the run ended before step {step}: {process.communicate()[1]}")
+
+
+def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> None:
+    process = run.start(model, tracking={"wandb": "offline"}, run={"num_steps": 4})
+    wait_for_step(process, 1)
+    listening = {
+        ipaddress.ip_address(connection.laddr.ip.removeprefix("::ffff:"))
+        for child in run.processes()
+        for connection in child.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening
+    assert all(ip.is_loopback for ip in listening), "something listens beyond this machine"
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert run.left_behind() == []
+    assert "accuracy on held-out prompts" in out
+
+    path = run.directory / "runs" / "tiny"
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for key in (
+        *("reward/mean", "real/two_sided", "async/staleness_max"),
+        *("time/generate", "time/train", "time/sync"),
+    ):
+        assert all(isinstance(row[key], int | float) for row in rows), key
+    samples = [
+        json.loads(line)
+        for line in (path / "samples" / "step_000002.jsonl").read_text().splitlines()
+    ]
+    assert len(samples) == 2 * 4
+    assert samples[0].keys() >= {"prompt", "completion", "reward", "label", "score", "weight"}
+    assert all(s["reward"] == float(len(s["completion"]) % 2 == 0) == s["label"] for s in samples)
+    assert (path / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (path / "model" / "model.safetensors").exists()
+    assert list((path / "wandb").glob("offline-run-*"))
+    assert list((path / "logs").iterdir())
+    assert yaml.safe_load((path / "config.yaml").read_text())["run"]["num_steps"] == 4
+
+
+def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, model: Path) -> None:
+    process = run.start(
+        model, reward={"function": "my_rewards:fails_in_the_end"}, eval={"at_start": False}
+    )
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert run.left_behind() == []
+    assert "Traceback" not in err
+    assert re.search(
+        r"error: reward function `my_rewards:fails_in_the_end`, group arithmetic:\d+@0: raised "
+        r"LookupError: no key for this answer \(.*my_rewards.py:7\)",
+        err,
+    )
+    assert "start again" in out
+
+
+def test_sigterm_ends_a_run_in_order(run: Run, model: Path) -> None:
+    process = run.start(model, run={"num_steps": 10_000})
+    wait_for_step(process, 2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "stopped by SIGTERM after step" in out
+    assert run.left_behind() == []
+
+
+def test_a_killed_driver_takes_every_process_with_it(run: Run, model: Path) -> None:
+    temporary = set(Path("/tmp").glob("real-ray-*"))
+    process = run.start(model, run={"num_steps": 10_000})
+    wait_for_step(process, 1)
+    assert any("VLLM" in " ".join(child.cmdline()) for child in run.processes())
+    process.kill()
+    process.communicate()
+    assert run.left_behind(60.0) == []
+    for left in set(Path("/tmp").glob("real-ray-*")) - temporary:  # nobody was there to do it
+        subprocess.run(["rm", "-r", str(left)], check=True)

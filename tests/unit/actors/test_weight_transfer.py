@@ -1,0 +1,178 @@
+"""Weight transfer over gloo between one sender and several receivers, all in this process."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer import (
+    WeightTransferEngineFactory,
+    WeightTransferTrainerFactory,
+)
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+from actors.node import LOOPBACK, free_port
+from actors.weight_transfer import GlooTrainerInitInfo, GlooWeightTransferEngine, register
+from real_ray.errors import ResourceError
+
+WEIGHTS = {
+    "embed": torch.randn(5, 3).to(torch.bfloat16),
+    "norm": torch.randn(4),
+    "transposed": torch.randn(2, 6).T,  # not contiguous
+    "scale": torch.tensor(1.5),  # no dimensions
+    "counts": torch.arange(7),
+}
+
+
+class Model:
+    """What a receiver loads into."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self.weights = dict(weights)
+
+
+class Source(WeightSource):
+    def __init__(self, weights: dict[str, Tensor], declared: list[ParamMeta] | None = None) -> None:
+        self.weights = weights
+        self.num_yielded = 0
+        self._declared = declared
+
+    def metadata(self) -> list[ParamMeta]:
+        return self._declared or [ParamMeta(n, t.dtype, t.shape) for n, t in self.weights.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.weights.items():
+            self.num_yielded += 1
+            yield name, tensor
+
+
+class Client:
+    """vLLM's weight-sync client for receivers in threads: generators of ``workers`` ranks each."""
+
+    def __init__(self, *, generators: int = 1, workers: int = 1) -> None:
+        self.models = [Model() for _ in range(generators * workers)]
+        self.calls: list[str] = []
+        self._workers = workers
+        self._engines = [
+            GlooWeightTransferEngine(
+                config=SimpleNamespace(),
+                vllm_config=SimpleNamespace(
+                    parallel_config=SimpleNamespace(
+                        data_parallel_index=0, world_size=workers, rank=index % workers
+                    ),
+                    model_config=None,
+                ),
+                device=torch.device("cpu"),
+                model=model,
+            )
+            for index, model in enumerate(self.models)
+        ]
+        self._threads = ThreadPoolExecutor(len(self._engines))
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        def join(index: int) -> None:
+            first = info["rank_offset"] + index // self._workers * self._workers
+            engine = self._engines[index]
+            engine.init_transfer_engine(engine.parse_init_info({**info, "rank_offset": first}))
+
+        list(self._threads.map(join, range(len(self._engines))))
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.calls.append("update")
+        list(self._threads.map(lambda engine: engine.update_weights(info), self._engines))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.calls.append("finish")
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register()
+
+
+def connect(client: Client, source: Source, *, rank: int = 0, port: int | None = None) -> Any:
+    return WeightTransferTrainerFactory.trainer_init(
+        GlooTrainerInitInfo(
+            LOOPBACK,
+            port or free_port(LOOPBACK),
+            1 + len(client.models),
+            timeout_s=30.0,
+            rank=rank,
+        ),
+        client=client,
+        source=source,
+    )
+
+
+def assert_equal(received: dict[str, Tensor], sent: dict[str, Tensor]) -> None:
+    assert list(received) == list(sent)
+    for name, tensor in sent.items():
+        torch.testing.assert_close(received[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_vllm_knows_the_back_end_however_often_it_loads_the_plugin() -> None:
+    register()
+    assert WeightTransferEngineFactory._registry["gloo"]() is GlooWeightTransferEngine
+
+
+@pytest.mark.parametrize(("generators", "workers"), [(1, 1), (2, 1), (2, 2)])
+def test_every_worker_gets_every_tensor_as_it_is(generators: int, workers: int) -> None:
+    client, source = Client(generators=generators, workers=workers), Source(WEIGHTS)
+    sender = connect(client, source)
+    sender.send_weights()
+    for model in client.models:
+        assert_equal(model.weights, WEIGHTS)
+
+    source.weights = {name: tensor * 2 for name, tensor in WEIGHTS.items()}
+    sender.send_weights()
+    for model in client.models:
+        assert_equal(model.weights, source.weights)
+    assert client.calls == ["start", "update", "finish"] * 2
+
+
+def test_other_learner_ranks_gather_along_and_send_nothing() -> None:
+    client, source = Client(), Source(WEIGHTS)
+    connect(client, source, rank=1).send_weights()
+    assert source.num_yielded == len(WEIGHTS)
+    assert client.calls == []
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        ParamMeta("other", torch.float32, (2,)),
+        ParamMeta("a", torch.bfloat16, (2,)),
+        ParamMeta("a", torch.float32, (1, 2)),
+    ],
+)
+def test_a_source_that_contradicts_itself_is_refused(declared: ParamMeta) -> None:
+    """Receivers have made room for what was declared: the bytes would be read as something else."""
+    client = Client()
+    sender = connect(client, Source({"a": torch.zeros(2)}, declared=[declared]))
+    message = (
+        "weight source yields ('a', torch.float32, (2,)) where it declared "
+        f"({declared.name!r}, {declared.dtype}, {declared.shape})"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sender.send_weights()
+    assert "finish" not in client.calls
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"port {port} on {LOOPBACK} is in use"):
+            connect(Client(), Source(WEIGHTS), port=port)
