@@ -75,7 +75,8 @@ def _joined(address: str) -> Iterator[Cluster]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"cluster.address: no Ray cluster answers at {address}: {error}. Start one "
-            "(`ray start --head`), or use --cluster.address local"
+            "(`ray start --head`), use --cluster.address local, or set RAY_AUTH_MODE=token if the "
+            "cluster wants a token"
         ) from error
     try:
         yield Cluster(is_local=False, nodes=_nodes(ray), env={})

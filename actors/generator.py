@@ -11,7 +11,7 @@ import numpy as np
 
 from actors.node import num_cores
 from actors.protocol import EngineSpec, GeneratorWeights
-from real_ray.errors import GenerationError
+from real_ray.errors import ActorDiedError, GenerationError
 from real_ray.types import (
     Completion,
     FinishReason,
@@ -97,6 +97,10 @@ class GeneratorActor:
             ):
                 final = output
         except Exception as error:
+            if self._engine.errored:  # no other request can succeed either
+                raise ActorDiedError(
+                    f"the engine of {self._spec.name} has died: {error}"
+                ) from error
             raise GenerationError(f"group {prompt.uid} on {self._spec.name}: {error}") from error
         if final is None or not final.finished:
             raise GenerationError(f"group {prompt.uid} on {self._spec.name}: no final output")

@@ -41,7 +41,7 @@ def check_cluster(config: Config) -> str | None:
         device = _device(config, cluster)
         check_fits(plan_placement(config, device), cluster.nodes)
         total = {name: sum(n.get(name, 0) for n in cluster.nodes) for name in ("CPU", "GPU")}
-        return f"{len(cluster.nodes)} nodes, {total['CPU']:g} CPUs, {total['GPU']:g} GPUs"
+        return f"{len(cluster.nodes)} node(s), {total['CPU']:g} CPUs, {total['GPU']:g} GPUs"
 
 
 def launch(config: Config) -> int:
@@ -92,7 +92,8 @@ def _run_on_cluster(
     trackers: Trackers,
     console: Console,
 ) -> signal.Signals | None:
-    console.print("starting Ray ...", style="dim")
+    address = address_of(config.cluster)
+    console.print(f"joining Ray at {address} ..." if address else "starting Ray ...", style="dim")
     with connect(config.cluster, logs=run.logs) as cluster:
         # Imports ray, which reads its environment then: only after `connect` has set it.
         from actors.fleet import Fleet

@@ -60,6 +60,8 @@ class LearnerActor:
 
         set_seed(spec.seed)
         _init_process_group(spec, master_address, master_port)
+        # An optional reduction that DeepSpeed would compile first, which needs a C++ compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed()
         tokenizer = AutoTokenizer.from_pretrained(
             spec.model, trust_remote_code=spec.trust_remote_code

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -51,7 +52,7 @@ class GeneratorClient:
         )
 
     def start_weight_update(self) -> None:
-        self._wait("start", [g.start_weight_update.remote() for g in self._generators])
+        self._wait("begin the update", [g.start_weight_update.remote() for g in self._generators])
 
     def update_weights(self, update_info: Any) -> None:
         self._wait(
@@ -60,14 +61,25 @@ class GeneratorClient:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         version = self.policy_version if weight_version is None else int(weight_version)
-        self._wait("finish", [g.finish_weight_update.remote(version) for g in self._generators])
+        self._wait(
+            "finish the update",
+            [g.finish_weight_update.remote(version) for g in self._generators],
+        )
 
     def _wait(self, what: str, replies: list[Any]) -> None:
-        done, late = ray.wait(replies, num_returns=len(replies), timeout=self._timeout_s)
+        _, late = ray.wait(replies, num_returns=len(replies), timeout=self._timeout_s)
         if late:
             names = [f"generator-{replies.index(reply)}" for reply in late]
             raise SyncError(
                 f"weight sync of version {self.policy_version}: {', '.join(names)} did not {what} "
                 f"within {self._timeout_s:g} s (sync.timeout_s)"
             )
-        ray.get(done)
+        for index, answer in enumerate(replies):
+            try:
+                ray.get(answer)
+            except RayError as error:
+                cause = getattr(error, "cause", None) or error
+                raise SyncError(
+                    f"weight sync of version {self.policy_version}: generator-{index} could not "
+                    f"{what}: {type(cause).__name__}: {cause}"
+                ) from error

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from socket import socket
 from typing import Any, ClassVar, Self
 
 import torch
@@ -174,11 +175,15 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             world_size=init_info.world_size,
             timeout_s=init_info.timeout_s,
         )
+        listener = listen(join.master_address, join.master_port)  # refused before anybody waits
         # The rendezvous completes only when both sides are in it.
-        with ThreadPoolExecutor(max_workers=1) as pool:
+        pool = ThreadPoolExecutor(max_workers=1)
+        try:
             joined = pool.submit(client.init_weight_transfer_engine, asdict(join))
-            engine._group = _join(join, rank=0)
+            engine._group = _join(join, rank=0, listener=listener)
             joined.result()
+        finally:
+            pool.shutdown(wait=False)  # the receivers' answer may never come
         return engine
 
     def send_weights(self) -> None:
@@ -217,7 +222,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         self._group = None
 
 
-def _join(info: GlooInitInfo, *, rank: int) -> ProcessGroup:
+def _join(info: GlooInitInfo, *, rank: int, listener: socket | None = None) -> ProcessGroup:
     group = stateless_init_torch_distributed_process_group(
         info.master_address,
         info.master_port,
@@ -225,8 +230,7 @@ def _join(info: GlooInitInfo, *, rank: int) -> ProcessGroup:
         info.world_size,
         backend=BACKEND,
         timeout=timedelta(seconds=info.timeout_s),
-        # Without a socket of ours, rank 0 would listen on all interfaces.
-        listen_socket=listen(info.master_address, info.master_port) if rank == 0 else None,
+        listen_socket=listener,  # without it, rank 0 would listen on all interfaces
     )
     assert isinstance(group, ProcessGroup)
     return group

@@ -1,4 +1,4 @@
-"""What all tests share: no downloads, no deadlines, one thread for the small models of unit tests."""
+"""What all tests share: no downloads, no deadlines, and unit tests on one thread."""
 
 from __future__ import annotations
 

@@ -20,8 +20,11 @@ async def test_what_a_task_group_raises_is_what_its_task_raised() -> None:
     async def fail() -> None:
         raise error
 
-    with pytest.raises(ExceptionGroup) as raised:
+    async def work() -> None:
         async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
             outer.create_task(asyncio.sleep(3600))
             inner.create_task(fail())
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await work()
     assert first_error(raised.value) is error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from fakes import make_config
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from real_ray.config import Config
@@ -113,6 +113,8 @@ class TestFits:
         enough = tenths <= 10 * cpus and sum(gpus for _, gpus in bundles) <= gpus
         assert fits(placement, [{"CPU": cpus, "GPU": gpus}]) is enough
 
+    @example(bundles=[(1.2, 0)] * 3, nodes=[{"CPU": 2, "GPU": 0}] * 2)  # each of them alone fits
+    @example(bundles=[(0.1, 2)] * 3, nodes=[{"CPU": 4, "GPU": 3}] * 2)
     @given(
         bundles=st.lists(st.tuples(amounts, st.integers(0, 2)), min_size=1, max_size=3),
         nodes=st.lists(

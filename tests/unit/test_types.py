@@ -51,7 +51,7 @@ class TestCheckWholeGroup:
         indices = data.draw(
             st.lists(st.integers(-1, n), max_size=n + 2).filter(lambda i: i != list(range(n)))
         )
-        with pytest.raises(GroupError, match="group sums:7@0 is not whole|group sums:7@0: members"):
+        with pytest.raises(GroupError, match=r"^group sums:7@0(: members are| is not whole)"):
             check_whole_group("sums:7@0", indices, n)
 
     @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ class TestRolloutGroup:
         group = RolloutGroup(sampled=sampled, rewards=np.array([1, 0], dtype=np.float32))
         assert group.uid == "sums:7@0"
 
-    @pytest.mark.parametrize("shape", [(1,), (3,), (1, 2), ()])
+    @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (1, 2), ()])
     def test_one_reward_a_member(self, shape: tuple[int, ...]) -> None:
         sampled = make_group(make_completion(0), make_completion(1))
         message = f"group sums:7@0: {shape} rewards for 2 completions"

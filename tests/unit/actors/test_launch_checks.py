@@ -97,9 +97,7 @@ class TestRefusal:
         key: str,
     ) -> None:
         ports = {"learner.port": free, "sync.port": free, key: taken}
-        config = run(
-            learner={"port": ports["learner.port"]}, sync={"port": ports["sync.port"]}
-        )
+        config = run(learner={"port": ports["learner.port"]}, sync={"port": ports["sync.port"]})
         assert refusal(check, config) == (
             f"{key}: port {taken} on {LOOPBACK} is in use: choose another one, or 0 for a free one"
         )

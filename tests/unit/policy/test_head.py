@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from real_ray.policy import use_float32_head
 

@@ -56,9 +56,7 @@ def test_a_better_step_is_higher(tmp_path: Path, rewards: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("window", "is_flat"), [(1, False), (2, True), (3, False)])
-def test_the_line_is_the_mean_of_the_last_steps(
-    tmp_path: Path, window: int, is_flat: bool
-) -> None:
+def test_the_line_is_the_mean_of_the_last_steps(tmp_path: Path, window: int, is_flat: bool) -> None:
     line = draw(tmp_path, [0.0, 1.0] * 4, window=window)[LINE]
     right_half = line[line[:, 1] > 500]
     assert (height(right_half) < 10) is is_flat

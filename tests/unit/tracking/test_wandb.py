@@ -25,6 +25,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
     for name in os.environ:
         if name.startswith("WANDB_") and name != "WANDB_MODE":
             monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_DISABLE_WEAVE", "true")  # its advertisement, if others import openai
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
