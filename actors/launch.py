@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
 from real_ray.errors import ResourceError, first_error
 from real_ray.placement import Device, check_fits, plan_placement
-from real_ray.report.reward_curve import draw_reward_curve
+from real_ray.report import last_words
 from real_ray.rewards import load_reward
 from real_ray.tracking import RunDirectory, Trackers
 from real_ray.tracking.base import Tracker
@@ -54,7 +55,7 @@ def launch(config: Config) -> int:
         UserError: bad input, before anything was started.
         RunError: the run could not go on; nothing of it is left running.
     """
-    console = Console()
+    console = Console(markup=False, highlight=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model)
     train = load_prompts(config.data, tokenizer, split="train", seed=config.run.seed)
     evaluation = (
@@ -68,19 +69,30 @@ def launch(config: Config) -> int:
     run = RunDirectory(config)
     summary = SummaryTracker()
     trackers = _trackers(config, run, console, summary)
-    console.print(f"run [bold]{config.run.name}[/bold] in {run.path}", highlight=False)
+    console.print(f"run {config.run.name} in {run.path}")
+    num_steps = config.run.num_steps
     try:
-        stopped_by = _run_on_cluster(
-            config, run, train=train, evaluation=evaluation, trackers=trackers, console=console
-        )
+        with closing(trackers):
+            stopped_by = _run_on_cluster(
+                config, run, train=train, evaluation=evaluation, trackers=trackers, console=console
+            )
     except Exception as error:
-        trackers.close()
-        _explain_failure(config, run, summary, console)
+        console.print(last_words.of_a_failed_run(run, summary, num_steps=num_steps))
         if isinstance(error, ExceptionGroup):
             raise first_error(error) from error
         raise
-    trackers.close()
-    return _last_words(config, run, summary, console, stopped_by)
+    finally:
+        last_words.draw(
+            run, summary, title=f"{config.run.name}: {Path(config.model.name_or_path).name}"
+        )
+    if stopped_by is not None:
+        console.print(
+            last_words.of_a_stopped_run(run, summary, signal=stopped_by.name, num_steps=num_steps)
+        )
+        return 128 + stopped_by
+    model = run.model if config.checkpoint.save_final else None
+    console.print(last_words.of_a_finished_run(run, summary, model=model))
+    return 0
 
 
 def _run_on_cluster(
@@ -117,7 +129,7 @@ def _run_on_cluster(
                 )
                 await driver.run()
                 if config.checkpoint.save_final:
-                    await roles.learner.save(str(run.path / "model"))
+                    await roles.learner.save(str(run.model))
             finally:
                 await fleet.stop()
 
@@ -186,62 +198,3 @@ def _trackers(
 
         trackers.append(WandbTracker(config, run))
     return Trackers(trackers)
-
-
-def _explain_failure(
-    config: Config, run: RunDirectory, summary: SummaryTracker, console: Console
-) -> None:
-    console.print(
-        f"the run failed after step {len(summary.rewards)} of {config.run.num_steps}\n"
-        f"  recorded     {run.path}\n"
-        f"  actor logs   {run.logs}\n"
-        f"  start again  real-ray train {run.path / 'config.yaml'} --run.overwrite true",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _last_words(
-    config: Config,
-    run: RunDirectory,
-    summary: SummaryTracker,
-    console: Console,
-    stopped_by: signal.Signals | None,
-) -> int:
-    if summary.rewards:
-        draw_reward_curve(
-            summary.rewards,
-            run.reward_curve,
-            title=f"{config.run.name}: {Path(config.model.name_or_path).name}",
-            accuracy=summary.accuracy,
-        )
-    done = len(summary.rewards)
-    if stopped_by is not None:
-        console.print(
-            f"stopped by {stopped_by.name} after step {done} of {config.run.num_steps}; what was "
-            f"recorded is in {run.path}",
-            highlight=False,
-        )
-        return 128 + stopped_by
-    first, last = summary.rewards[:3], summary.rewards[-3:]
-    console.print(
-        f"\n[bold]done:[/bold] {done} steps, reward {sum(first) / len(first):.2f} (first 3 steps) "
-        f"-> {sum(last) / len(last):.2f} (last 3)",
-        highlight=False,
-    )
-    if len(summary.accuracy) > 1:
-        (_, before), (_, after) = summary.accuracy[0], summary.accuracy[-1]
-        console.print(
-            f"accuracy on held-out prompts: {before:.1%} before -> {after:.1%} after",
-            highlight=False,
-        )
-    files = {
-        "metrics": run.metrics,
-        "samples": run.samples,
-        "reward curve": run.reward_curve,
-    }
-    if config.checkpoint.save_final:
-        files["model"] = run.path / "model"
-    for name, path in files.items():
-        console.print(f"  {name:<13}{path}", highlight=False, soft_wrap=True)
-    return 0

@@ -68,7 +68,7 @@ def plan_placement(config: Config, device: Device) -> Placement:
 
 
 def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Check that the bundles fit on the nodes, each bundle on one node.
+    """Check that the cluster is large enough, and that each bundle fits on some node.
 
     Args:
         nodes: for each node its resources, in Ray's names ("CPU", "GPU").
@@ -92,22 +92,20 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
                 f"{there / _UNITS:g}: "
                 f"{_parts(placement, resource)}. Lower {keys}, or add nodes"
             )
-    left = [_units(node) for node in nodes]
-    # The largest first: bundles that fit at all then nearly always fit together.
-    for bundle in sorted(placement.bundles, key=lambda b: (-b.gpus, -b.cpus)):
+    # More would be guessing how Ray packs; what it cannot place, it waits for, with a deadline.
+    for bundle in placement.bundles:
         needs = _units(bundle.resources)
-        for node in left:
-            if all(node.get(name, 0) >= amount for name, amount in needs.items()):
-                for name, amount in needs.items():
-                    node[name] -= amount
-                break
-        else:
+        if not any(_holds(_units(node), needs) for node in nodes):
             raise ResourceError(
-                f"{bundle.actor} needs {_text(bundle.resources)} on one node, and no node has that "
-                f"left beside the other actors; nodes: {'; '.join(_text(n) for n in nodes)}. Lower "
+                f"{bundle.actor} needs {_text(bundle.resources)} on one node, and no node has "
+                f"that; nodes: {'; '.join(_text(n) for n in nodes)}. Lower "
                 "rollout.cpus_per_generator, rollout.tensor_parallel_size, learner.cpus_per_rank "
                 "or reward.cpus_per_worker, or use larger nodes"
             )
+
+
+def _holds(node: Mapping[str, int], needs: Mapping[str, int]) -> bool:
+    return all(node.get(name, 0) >= amount for name, amount in needs.items())
 
 
 def _units(resources: Mapping[str, float]) -> dict[str, int]:

@@ -32,8 +32,11 @@ class ConsoleTracker(Tracker):
     def pipeline(self, counts: Mapping[GroupState, int]) -> None:
         parts = " · ".join(f"{state.value} {count}" for state, count in counts.items())
         self._status.update(
-            f"[dim]step {self._done + 1}/{self._num_steps} · groups: {parts} · "
-            f"slots {sum(counts.values())}/{self._num_slots}[/dim]"
+            Text(
+                f"step {self._done + 1}/{self._num_steps} · groups: {parts} · "
+                f"slots {sum(counts.values())}/{self._num_slots}",
+                style="dim",
+            )
         )
         self._status.start()
 

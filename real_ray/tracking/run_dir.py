@@ -70,5 +70,9 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
     def reward_curve(self) -> Path:
         return self.path / "reward_curve.png"

@@ -138,27 +138,23 @@ ONE_RANK_ONE_SIDED = [
 
 
 @pytest.mark.parametrize(
-    ("world_size", "zero_stage", "max_tokens", "denominator"),
+    ("world_size", "options"),
     [
-        (1, 2, 100_000, "all"),  # one micro-batch
-        (1, 0, 100, "valid"),  # several
-        (2, 2, 100, "valid"),  # uneven numbers of micro-batches on the ranks
-        (2, 3, 150, "all"),
+        (1, {"zero_stage": 2, "max_tokens": 100_000, "denominator": "all"}),  # one micro-batch
+        (1, {"zero_stage": 0, "max_tokens": 100, "denominator": "valid"}),  # several
+        (2, {"zero_stage": 2, "max_tokens": 100, "denominator": "valid"}),  # uneven over the ranks
+        (2, {"zero_stage": 3, "max_tokens": 150, "denominator": "all"}),
     ],
 )
 def test_gradient_equals_the_one_of_a_single_process(
     model: Path,
     start_ranks: Callable[..., list[Any]],
     world_size: int,
-    zero_stage: int,
-    max_tokens: int,
-    denominator: str,
+    options: dict[str, Any],
 ) -> None:
-    ranks = start_ranks(
-        world_size, zero_stage=zero_stage, max_tokens=max_tokens, denominator=denominator
-    )
+    ranks = start_ranks(world_size, **options)
     parts = train(ranks, MIXED)
-    expected = reference(model, MIXED, 5 if denominator == "all" else 3)
+    expected = reference(model, MIXED, 5 if options["denominator"] == "all" else 3)
     got = ray.get(ranks[0].gradients.remote())
     assert got.keys() == expected.keys()
     scale = max(np.abs(gradient).max() for gradient in expected.values())
