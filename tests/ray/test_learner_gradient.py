@@ -49,7 +49,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def start_ranks(model: Path) -> Iterator[Callable[..., list[Any]]]:
     started: list[Any] = []
 
-    def start(world_size: int, *, zero_stage: int, max_tokens: int, denominator: str) -> list[Any]:
+    def start(
+        world_size: int,
+        *,
+        zero_stage: int = 2,
+        max_tokens: int = 100_000,
+        denominator: str = "all",
+        **learner: Any,
+    ) -> list[Any]:
         ranks = [
             ray.remote(RecordingLearner)
             .options(num_cpus=0.5)
@@ -71,6 +78,7 @@ def start_ranks(model: Path) -> Iterator[Callable[..., list[Any]]]:
                         max_grad_norm=1e9,
                         learning_rate=1e-3,
                         timeout_s=120.0,
+                        **learner,
                     ),
                     loss=LossConfig(tau=TAU, group_denominator=denominator),
                 )
@@ -183,3 +191,12 @@ def test_a_rank_or_a_batch_of_one_sided_groups_neither_hangs_nor_moves_the_polic
     scale = max(np.abs(gradient).max() for gradient in expected.values())
     for name, gradient in expected.items():
         np.testing.assert_allclose(got[name], gradient, rtol=1e-3, atol=2e-6 * scale, err_msg=name)
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_then_follows_the_schedule(
+    start_ranks: Callable[..., list[Any]],
+) -> None:
+    ranks = start_ranks(1, warmup_ratio=0.4, lr_schedule="linear")  # of 10 steps
+    rates = [train(ranks, ONE_RANK_ONE_SIDED[:1])[0].learning_rate for _ in range(7)]
+    expected = [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6]
+    assert rates == pytest.approx([1e-3 * factor for factor in expected])
