@@ -16,6 +16,7 @@ import torch.distributed as dist
 from actors.node import listen, num_cores
 from actors.protocol import LearnerSpec, SentWeights, SyncRendezvous, TrainedBatch
 from real_ray.batching import GroupShape, collate, plan_microbatches
+from real_ray.errors import LearnerError
 from real_ray.loss import batch_loss, count_groups, group_loss, group_weights, labels, real_metrics
 from real_ray.loss import two_sided as two_sided_groups
 from real_ray.partial_metrics import PartialMetrics
@@ -98,6 +99,9 @@ class LearnerActor:
         The gradient is that of the mean group loss over the whole batch on one process: each
         micro-batch holds whole groups and counts its share of the batch; DeepSpeed averages over
         ranks, hence the factor of the number of ranks.
+
+        Raises:
+            LearnerError: the gradient is not finite; the policy is of no use any more.
         """
         began = time.monotonic()
         spec, loss_config = self._spec, self._spec.loss
@@ -129,6 +133,12 @@ class LearnerActor:
                 samples += _sample_records(chunk, positive, scores.detach(), weights)
         learning_rate = self._engine.get_lr()[0]
         grad_norm = self._step()
+        if not math.isfinite(grad_norm):
+            raise LearnerError(
+                f"the gradient of step {policy_version} is not finite (norm {grad_norm}, groups "
+                f"{', '.join(group.uid for group in groups)}): lower learner.learning_rate, or use "
+                "learner.dtype float32"
+            )
         return TrainedBatch(
             policy_version=policy_version,
             metrics=PartialMetrics.merge(parts),

@@ -19,6 +19,7 @@ from actors.node import LOOPBACK, free_port
 from actors.protocol import LearnerSpec, TrainedBatch
 from real_ray.batching import GroupShape, assign_to_ranks
 from real_ray.config import LearnerConfig, LossConfig
+from real_ray.errors import LearnerError
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.types import RolloutGroup
 
@@ -200,3 +201,16 @@ def test_the_learning_rate_rises_over_the_warm_up_and_then_follows_the_schedule(
     rates = [train(ranks, ONE_RANK_ONE_SIDED[:1])[0].learning_rate for _ in range(7)]
     expected = [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6]
     assert rates == pytest.approx([1e-3 * factor for factor in expected])
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_that_names_step_and_groups(
+    start_ranks: Callable[..., list[Any]],
+) -> None:
+    def spoil(actor: Any) -> None:
+        with torch.no_grad():
+            actor._engine.module.get_input_embeddings().weight.fill_(float("inf"))
+
+    ranks = start_ranks(1)
+    ray.get(ranks[0].__ray_call__.remote(spoil))
+    with pytest.raises(LearnerError, match=r"gradient of step 1 is not finite.*groups f.*dtype"):
+        train(ranks, ONE_RANK_ONE_SIDED[:1])
