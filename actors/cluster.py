@@ -57,6 +57,8 @@ def connect(config: ClusterConfig, *, logs: Path | None) -> Iterator[Cluster]:
     Raises:
         ResourceError: the cluster cannot be reached, or Ray does not start.
     """
+    # A failed call fails all of its references. The first one is reported, by us, in one message.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     address = address_of(config)
     if address is not None:
         with _joined(address) as cluster:

@@ -161,13 +161,25 @@ def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, m
     out, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert run.left_behind() == []
-    assert "Traceback" not in err
-    assert re.search(
+    assert re.fullmatch(
         r"error: reward function `my_rewards:fails_in_the_end`, group arithmetic:\d+@0: raised "
-        r"LookupError: no key for this answer \(.*my_rewards.py:7\)",
+        r"LookupError: no key for this answer \(.*my_rewards.py:7\)\n",
         err,
-    )
+    ), err
     assert "start again" in out
+
+
+def test_a_dead_engine_ends_the_run_by_name_and_leaves_no_process(run: Run, model: Path) -> None:
+    process = run.start(model, run={"num_steps": 10_000})
+    wait_for_step(process, 1)
+    for child in run.processes():
+        if "EngineCore" in " ".join(child.cmdline()):
+            child.kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert run.left_behind() == []
+    assert "the run failed after step" in out
+    assert re.fullmatch(r"error: .*generator-0.*\n", err), err
 
 
 def test_sigterm_ends_a_run_in_order(run: Run, model: Path) -> None:
