@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from groups import make_group
+from local_ray import local_ray
 from recording_learner import Gradients, RecordingLearner
 from tiny_model import build_model
 
@@ -35,15 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(Path(__file__).parents[1]),  # where the actor's class is
     }
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": env},
-    )
-    yield directory
-    ray.shutdown()
+    with local_ray(env):
+        yield directory
 
 
 @pytest.fixture

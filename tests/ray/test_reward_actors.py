@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from local_ray import local_ray
 
 from actors.pools import RayRewardPool
 from actors.reward import RewardActor
@@ -55,15 +56,8 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Ray whose workers can import a user's module of reward functions."""
     directory = tmp_path_factory.mktemp("reward_functions")
     (directory / "user_rewards.py").write_text(FUNCTIONS)
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(directory)}},
-    )
-    yield directory
-    ray.shutdown()
+    with local_ray({"PYTHONPATH": str(directory)}):
+        yield directory
 
 
 def make_pool(function: str, *, num_workers: int = 1, timeout_s: float = 60.0) -> RayRewardPool:
