@@ -37,7 +37,7 @@ _GIB = 2**30
 class Fleet:
     """Generators, learner ranks and reward workers on a cluster.
 
-    Example: ``fleet = Fleet(...); roles = await fleet.start(probe=ids); ...; await fleet.stop()``
+    Example: ``roles = await fleet.start(probe=prompt)``; at the end ``await fleet.stop()``
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -86,7 +85,7 @@ class LearnerActor:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._engine, _, _, self._schedule = deepspeed.initialize(
+        self._engine, _, _, _ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
             lr_scheduler=lambda o: _schedule(o, spec),
@@ -103,7 +102,6 @@ class LearnerActor:
         Raises:
             LearnerError: the gradient is not finite; the policy is of no use any more.
         """
-        began = time.monotonic()
         spec, loss_config = self._spec, self._spec.loss
         microbatches = self._microbatches(groups)
         num_microbatches, num_groups = self._agree(len(microbatches), groups)
@@ -140,12 +138,10 @@ class LearnerActor:
                 "learner.dtype float32"
             )
         return TrainedBatch(
-            policy_version=policy_version,
             metrics=PartialMetrics.merge(parts),
             grad_norm=grad_norm,
             learning_rate=float(learning_rate),
             num_microbatches=num_microbatches,
-            seconds=time.monotonic() - began,
             samples=tuple(samples),
         )
 

@@ -70,12 +70,10 @@ class LearnerSpec:
 class TrainedBatch:
     """One rank's part of an optimiser step."""
 
-    policy_version: int
     metrics: PartialMetrics
     grad_norm: float  # of the whole gradient, before clipping
     learning_rate: float
     num_microbatches: int
-    seconds: float
     samples: tuple[SampleRecord, ...]
 
 

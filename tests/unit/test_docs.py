@@ -80,7 +80,6 @@ class FakeRank:
         scores, positive = torch.zeros(1, 2), torch.tensor([[True, False]])
         tokens = torch.zeros(2, 3)
         return TrainedBatch(
-            policy_version=policy_version,
             metrics=PartialMetrics.merge(
                 [
                     real_metrics(scores, positive, 0.5, num_groups=1),
@@ -90,7 +89,6 @@ class FakeRank:
             grad_norm=1.0,
             learning_rate=1e-6,
             num_microbatches=1,
-            seconds=1.0,
             samples=(),
         )
 
