@@ -24,6 +24,7 @@ from actors.protocol import EngineSpec, LearnerSpec, Probe, SyncRendezvous
 from actors.replies import replies, reply
 from actors.reward import RewardActor
 from real_ray.config import Config
+from real_ray.config.deepspeed_json import deepspeed_config
 from real_ray.driver import Roles
 from real_ray.errors import ResourceError, RunError
 from real_ray.placement import Bundle, Device, Placement
@@ -111,7 +112,7 @@ class Fleet:
             **{f"generator-{i}": actor.start.remote() for i, actor in enumerate(self.generators)},
         }
         await replies(list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late)
-        learner = RayLearnerGroup(self._learners, timeout_s=config.learner.timeout_s)
+        learner = RayLearnerGroup(self._learners, config=config.learner, loss=config.loss)
         await self._connect(learner)
         generators = RayGeneratorPool(self.generators, timeout_s=config.rollout.timeout_s)
         return Roles(
@@ -251,14 +252,14 @@ class Fleet:
         return self._config.sync.backend
 
     def _engine_spec(self, index: int) -> EngineSpec:
-        config, rollout = self._config, self._config.rollout
+        config, rollout, learner = self._config, self._config.rollout, self._config.learner
         cpu = self._device == "cpu"
         return EngineSpec(
             name=f"generator-{index}",
             model=config.model.name_or_path,
             trust_remote_code=config.model.trust_remote_code,
             device=self._device,
-            dtype=config.learner.dtype if rollout.dtype == "auto" else rollout.dtype,
+            dtype=learner.dtype if rollout.dtype == "auto" else rollout.dtype,
             seed=config.run.seed + index,
             max_model_length=config.max_model_length,
             tensor_parallel_size=rollout.tensor_parallel_size,
@@ -269,6 +270,8 @@ class Fleet:
             in_flight_updates=rollout.in_flight_updates,
             recompute_kv=rollout.recompute_kv,
             sync_backend=self._sync_backend,
+            max_lora_rank=learner.lora_rank if learner.lora_sync == "adapter" else 0,
+            lora_target_modules=tuple(learner.lora_target_modules),
         )
 
     def _learner_spec(self, rank: int) -> LearnerSpec:
@@ -281,10 +284,12 @@ class Fleet:
             device=self._device,
             seed=config.run.seed,
             num_threads=config.learner.num_threads,
-            num_steps=config.run.num_steps,
+            num_steps=config.run.num_steps * config.learner.minibatches_per_batch,
+            run_directory=str(config.run.directory),
             temperature=config.rollout.temperature,
             config=config.learner,
             loss=config.loss,
+            deepspeed=deepspeed_config(config.learner),
         )
 
 

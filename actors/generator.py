@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
 from actors.node import num_cores
-from actors.protocol import EngineSpec, GeneratorWeights
-from real_ray.errors import ActorDiedError, GenerationError
+from actors.protocol import AdapterUpdate, EngineSpec, GeneratorWeights
+from real_ray.errors import ActorDiedError, GenerationError, SyncError
+from real_ray.policy.lora import lora_layers
 from real_ray.types import (
     Completion,
     FinishReason,
@@ -24,6 +28,8 @@ from real_ray.types import (
     VersionSpan,
 )
 
+_ADAPTER_ID = 1  # the same for all versions
+
 
 class GeneratorActor:
     """A Ray actor around `vllm.v1.engine.async_llm.AsyncLLM`."""
@@ -32,6 +38,7 @@ class GeneratorActor:
         self._spec = spec
         self._requests = 0
         self._num_tensors = 0
+        self._adapter: Any = None  # vLLM's LoRARequest that every request carries
 
     async def start(self) -> None:
         """Start the engine. Weights are those of the model directory, version 0."""
@@ -60,6 +67,7 @@ class GeneratorActor:
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 weight_transfer_config={"backend": spec.sync_backend},
+                **_lora_arguments(spec),
                 disable_log_stats=True,
             )
         )
@@ -93,7 +101,10 @@ class GeneratorActor:
         final = None
         try:
             async for output in self._engine.generate(
-                {"prompt_token_ids": prompt.token_ids.tolist()}, params, request_id
+                {"prompt_token_ids": prompt.token_ids.tolist()},
+                params,
+                request_id,
+                lora_request=self._adapter,
             ):
                 final = output
         except Exception as error:
@@ -111,13 +122,11 @@ class GeneratorActor:
         group = SampledGroup(prompt=prompt, num_generations=sampling.n, completions=completions)
         ticket = SampledTicket(
             uid=prompt.uid,
-            num_members=sampling.n,
+            prompt_tokens=len(prompt.token_ids),
+            completion_tokens=tuple(len(c.token_ids) for c in completions),
+            truncated=tuple(c.finish_reason == "length" for c in completions),
             oldest_version=min(c.oldest_version for c in completions),
             newest_version=max(c.newest_version for c in completions),
-            num_tokens=sum(len(c.token_ids) for c in completions),
-            padded_tokens=sampling.n
-            * (len(prompt.token_ids) + max(len(c.token_ids) for c in completions)),
-            num_truncated=sum(c.finish_reason == "length" for c in completions),
             seconds=time.monotonic() - began,
             generator=self._spec.name,
             ref=None,
@@ -154,6 +163,37 @@ class GeneratorActor:
     async def finish_weight_update(self, policy_version: int) -> None:
         await self._engine.finish_weight_update(weight_version=str(policy_version))
 
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        """Replace the LoRA adapter; needs a paused engine, whose requests go on under the new one.
+
+        Before the first one the base model answers, and no request may be unfinished: one that
+        began without an adapter would never get it.
+
+        Raises:
+            SyncError: vLLM did not take it.
+        """
+        from vllm.lora.request import LoRARequest
+
+        assert self._adapter is not None or not self._engine.output_processor.request_states
+        with tempfile.TemporaryDirectory(prefix="real-ray-adapter-") as directory:
+            await asyncio.to_thread(_write_files, Path(directory), update.files)
+            # Running requests refer to the id. The path is part of the key of cached prefixes.
+            adapter = LoRARequest("policy", _ADAPTER_ID, directory)
+            await self._engine.add_lora(
+                LoRARequest("policy", _ADAPTER_ID, directory, load_inplace=True)
+            )
+        unused, *_ = await self._engine.collective_rpc("unused_adapter_layers", args=(_ADAPTER_ID,))
+        if unused:
+            raise SyncError(
+                f"{self._spec.name}: vLLM has no place for the adapter of {', '.join(unused)}: set "
+                "learner.lora_sync: merged, or leave them out of learner.lora_target_modules"
+            )
+        # Requests must not carry `load_inplace`, or each step would read the files again.
+        self._adapter = adapter
+        self._num_tensors = update.num_tensors
+        # Not finish_weight_update(): that ends a transfer of full weights and drops all adapters.
+        await self._engine.update_weight_version(str(update.policy_version))
+
     async def weights(self) -> GeneratorWeights:
         """Version and number of tensors that this generator holds."""
         version = await self._engine.get_weight_version()
@@ -167,7 +207,10 @@ class GeneratorActor:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         final = None
         async for output in self._engine.generate(
-            {"prompt_token_ids": token_ids.tolist()}, params, f"probe#{self._requests}"
+            {"prompt_token_ids": token_ids.tolist()},
+            params,
+            f"probe#{self._requests}",
+            lora_request=self._adapter,
         ):
             final = output
         assert final is not None
@@ -178,6 +221,37 @@ class GeneratorActor:
     async def shutdown(self) -> None:
         """Stop the engine's processes."""
         await asyncio.to_thread(self._engine.shutdown)
+
+
+def _lora_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Arguments of an engine that takes adapters; none if syncs bring full weights.
+
+    Raises:
+        ModelError: `lora_target_modules` does not fit the model.
+    """
+    if not spec.max_lora_rank:
+        return {}
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from vllm.config.lora import MaxLoRARanks
+
+    config = AutoConfig.from_pretrained(spec.model, trust_remote_code=spec.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=spec.trust_remote_code)
+    layers = lora_layers(model, spec.lora_target_modules)
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next(r for r in get_args(MaxLoRARanks) if r >= spec.max_lora_rank),
+        # By default vLLM makes the output layer ready for adapters too. That costs memory, and the
+        # log-probs of a probe that runs beside other requests fail.
+        "lora_target_modules": sorted({name.rpartition(".")[-1] for name in layers}),
+        "worker_extension_cls": "actors.adapter_check.AdapterCheck",
+    }
+
+
+def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
 
 
 def _completion(uid: str, output: Any) -> Completion:

@@ -11,7 +11,8 @@ import ray
 
 from actors.protocol import TrainedBatch
 from actors.replies import replies, reply
-from real_ray.batching import assign_to_ranks
+from actors.requests import rank_work
+from real_ray.config import LearnerConfig, LossConfig
 from real_ray.errors import ActorDiedError, GenerationError, LearnerError, RewardError
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
@@ -95,30 +96,32 @@ class RayRewardPool:
 class RayLearnerGroup:
     """All ranks of the learner as one."""
 
-    def __init__(self, ranks: Sequence[Any], *, timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[Any], *, config: LearnerConfig, loss: LossConfig) -> None:
         self.ranks = list(ranks)
         self._names = [f"learner-{rank}" for rank in range(len(self.ranks))]
-        self._timeout_s = timeout_s
+        self._config = config
+        self._loss = loss
 
     async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
-        shares = assign_to_ranks([g.sampled.padded_tokens for g in groups], len(self.ranks))
+        work = rank_work(
+            groups, learner=self._config, loss=self._loss, policy_version=policy_version
+        )
         parts: list[TrainedBatch] = await self.call(
             "step",
             [
                 # Ray hands the groups themselves to the rank: they never pass through here.
-                rank.train.remote(policy_version, *(groups[i].ref for i in share))
-                for rank, share in zip(self.ranks, shares, strict=True)
+                rank.train.remote(its.request, *(groups[i].ref for i in its.groups))
+                for rank, its in zip(self.ranks, work, strict=True)
             ],
         )
         return TrainResult(
             policy_version=policy_version,
             metrics={
                 **PartialMetrics.merge(part.metrics for part in parts).values(),
-                "policy/grad_norm": parts[0].grad_norm,
                 "policy/learning_rate": parts[0].learning_rate,
-                "learner/microbatches": parts[0].num_microbatches,
             },
             samples=tuple(sample for part in parts for sample in part.samples),
+            warnings=parts[0].warnings,
         )
 
     async def save(self, directory: str) -> None:
@@ -127,7 +130,7 @@ class RayLearnerGroup:
     async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:
         """Replies of all ranks to a call that they do together."""
         late = LearnerError(
-            f"the learner did not finish its {what} within {self._timeout_s:g} s "
+            f"the learner did not finish its {what} within {self._config.timeout_s:g} s "
             "(learner.timeout_s)"
         )
-        return await replies(refs, who=self._names, timeout_s=self._timeout_s, late=late)
+        return await replies(refs, who=self._names, timeout_s=self._config.timeout_s, late=late)

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from actors.protocol import SyncRendezvous
+from actors.protocol import AdapterUpdate, SyncRendezvous
 from actors.weight_transfer import GlooTrainerInitInfo, register
 from real_ray.errors import SyncError
 
@@ -65,6 +65,11 @@ class GeneratorClient:
             "finish the update",
             [g.finish_weight_update.remote(version) for g in self._generators],
         )
+
+    def load_adapter(self, update: AdapterUpdate) -> None:
+        """Bring a LoRA adapter into all generators, which must be paused."""
+        shared = ray.put(update)
+        self._wait("load the adapter", [g.load_adapter.remote(shared) for g in self._generators])
 
     def _wait(self, what: str, replies: list[Any]) -> None:
         _, late = ray.wait(replies, num_returns=len(replies), timeout=self._timeout_s)

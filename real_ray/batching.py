@@ -1,4 +1,4 @@
-"""Whole groups to ranks, to micro-batches by token budget, and to padded arrays."""
+"""Groups to ranks and to micro-batches within a token budget."""
 
 from __future__ import annotations
 
@@ -6,159 +6,126 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from real_ray.errors import GroupError
-from real_ray.types import Completion, FloatArray, RolloutGroup, check_whole_group
+from real_ray.types import Completion, RolloutGroup, check_whole_group
+
+Layout = Literal["padded", "packed", "shared_prefix"]
+"""How sequences become rows of a forward pass: one padded row each; one row for all, one after
+another; or that, with the prompt of a group once for all its completions."""
 
 _MAX_LOGPROB = 1e-3  # rounding of the engine lifts log-probs of sure tokens a little above 0
+_WORTH_CUTTING = 4 / 3  # the pass without gradients that a cut group needs costs a third of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """Size of a group as padded rows.
+    """Size of a group in tokens.
 
-    Example: ``GroupShape(num_members=8, prompt_tokens=30, completion_tokens=12)``
+    Example: ``GroupShape(uid="sums.jsonl:17@0", prompt_tokens=30, completion_tokens=(12, 3, 7))``
     """
 
-    num_members: int
+    uid: str
     prompt_tokens: int
-    completion_tokens: int  # of the longest completion
-
-    @classmethod
-    def of(cls, group: RolloutGroup) -> GroupShape:
-        return cls(
-            num_members=group.sampled.num_generations,
-            prompt_tokens=len(group.sampled.prompt.token_ids),
-            completion_tokens=max(len(c.token_ids) for c in group.sampled.completions),
-        )
+    completion_tokens: tuple[int, ...]  # of each member, at least 1
 
     @property
-    def padded_tokens(self) -> int:
-        """Tokens of the group alone, padding included."""
-        return self.num_members * (self.prompt_tokens + self.completion_tokens)
+    def members(self) -> tuple[int, ...]:
+        return tuple(range(len(self.completion_tokens)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PaddedBatch:
-    """Rows of whole groups: prompts end, and completions start, at column ``P`` of every row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Some members of a group.
 
-    ``R`` rows, group-major (``R = G * num_generations``); ``P`` tokens of the longest prompt,
-    ``C`` of the longest completion. Made by `collate`.
-
-    Example, one group of 2, pad 0: prompt ``[5, 6]``, completions ``[7]`` and ``[8, 9]`` give
-    ``input_ids = [[5, 6, 7, 0], [5, 6, 8, 9]]``.
+    Example: ``Slice(group=2, members=(0, 3))``
     """
 
-    input_ids: npt.NDArray[np.int64]  # [R, P + C]
-    attention_mask: npt.NDArray[np.int64]  # [R, P + C], 1: a token, 0: padding
-    position_ids: npt.NDArray[np.int64]  # [R, P + C], 0 at the first prompt token
-    completion_mask: npt.NDArray[np.bool_]  # [R, C]
-    generator_logprobs: FloatArray  # [R, C], 0 at padding
-    rewards: FloatArray  # [G, num_generations]
-    num_generations: int
-    uids: tuple[str, ...]  # [G]
-    oldest_version: npt.NDArray[np.int64]  # [R], oldest policy version among the row's tokens
+    group: int  # position in the optimiser step
+    members: tuple[int, ...]  # ascending
 
 
-def assign_to_ranks(group_tokens: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Spread whole groups over ranks with about equal tokens, the largest groups first.
+Microbatch = tuple[Slice, ...]
+"""What one forward pass runs; without slices it only keeps a rank in step with the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Who runs what in an optimiser step. Made by `plan_step`."""
+
+    ranks: tuple[tuple[Microbatch, ...], ...]  # equally many micro-batches for each rank
+    cut: frozenset[int]  # groups whose members are in more than one micro-batch
+
+    def score_passes(self, rank: int) -> tuple[Microbatch, ...]:
+        """Micro-batches of a rank that hold part of a cut group; equally many for each rank."""
+        passes = [[m for m in rank if self._cuts(m)] for rank in self.ranks]
+        return tuple(passes[rank]) + ((),) * (max(map(len, passes)) - len(passes[rank]))
+
+    def _cuts(self, microbatch: Microbatch) -> bool:
+        return any(part.group in self.cut for part in microbatch)
+
+
+def plan_step(
+    shapes: Sequence[GroupShape], *, num_ranks: int, max_tokens: int, layout: Layout
+) -> StepPlan:
+    """Spread the groups of an optimiser step over ranks and micro-batches.
+
+    Groups stay whole as long as that balances the ranks (within a third) and the budget has room
+    for them. Longest first, so that the largest micro-batch runs (or runs out of memory) first.
 
     Args:
-        group_tokens: padded tokens of each group, above 0; see `GroupShape.padded_tokens`.
+        max_tokens: most tokens of a micro-batch, padding included.
 
-    Returns:
-        For each rank its groups, as ascending indices into ``group_tokens``. With fewer groups
-        than ranks some ranks have none.
+    Raises:
+        GroupError: a sequence alone is longer than ``max_tokens``; names the group's uid.
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}: it must be at least 1")
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [(0, rank) for rank in range(num_ranks)]
-    for index in sorted(range(len(group_tokens)), key=lambda i: (-group_tokens[i], i)):
-        tokens, rank = loads[0]
-        ranks[rank].append(index)
-        heapq.heapreplace(loads, (tokens + group_tokens[index], rank))
-    return [sorted(rank) for rank in ranks]
-
-
-def plan_microbatches(shapes: Sequence[GroupShape], max_tokens: int) -> list[list[int]]:
-    """Split groups into micro-batches of whole groups within a budget of padded tokens.
-
-    Groups are taken from long to short, so that neighbours need little padding and the largest
-    micro-batch runs (or runs out of memory) first. A micro-batch costs its members times the
-    longest prompt plus the longest completion in it. A group that alone exceeds the budget gets a
-    micro-batch of its own.
-
-    Returns:
-        Micro-batches in the order to run them, each as ascending indices into ``shapes``.
-    """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}: it must be at least 1")
-    microbatches: list[list[int]] = []
-    for index in sorted(range(len(shapes)), key=lambda i: (-_row_tokens(shapes[i]), i)):
-        if microbatches and _padded([shapes[i] for i in [*microbatches[-1], index]]) <= max_tokens:
-            microbatches[-1].append(index)
-        else:
-            microbatches.append([index])
-    return [sorted(microbatch) for microbatch in microbatches]
+    ranks = [
+        _fill(slices, shapes, max_tokens, layout) for slices in _spread(shapes, num_ranks, layout)
+    ]
+    most = max(map(len, ranks))
+    pieces = Counter(part.group for rank in ranks for microbatch in rank for part in microbatch)
+    return StepPlan(
+        ranks=tuple(tuple(rank) + ((),) * (most - len(rank)) for rank in ranks),
+        cut=frozenset(group for group, count in pieces.items() if count > 1),
+    )
 
 
-def collate(groups: Sequence[RolloutGroup], pad_token_id: int) -> PaddedBatch:
-    """Pad whole groups to one rectangle: prompts on the left, completions on the right.
+def num_tokens(microbatch: Sequence[Slice], shapes: Sequence[GroupShape], layout: Layout) -> int:
+    """Tokens, padding included, of a forward pass over these slices.
+
+    The last token of a completion is predicted but predicts nothing, so it is not run.
+    """
+    prompts = [shapes[part.group].prompt_tokens for part in microbatch for _ in part.members]
+    run = [shapes[p.group].completion_tokens[m] - 1 for p in microbatch for m in p.members]
+    match layout:
+        case "padded":
+            return len(run) * (max(prompts) + max(run)) if run else 0
+        case "packed":
+            return sum(prompts) + sum(run)
+        case "shared_prefix":
+            return sum(shapes[part.group].prompt_tokens for part in microbatch) + sum(run)
+
+
+def check_groups(groups: Sequence[RolloutGroup]) -> None:
+    """Refuse groups that have no well-defined loss.
 
     Raises:
         GroupError: a group is not whole, comes twice, or has another ``num_generations`` than the
             first; a prompt or completion has no tokens; generator log-probs are missing, not
             finite or above 0. Names the group's uid and the member.
     """
-    if not groups:
-        raise ValueError("there are no groups to collate")
-    _check_groups(groups)
-    rows = [(g.sampled.prompt.token_ids, c) for g in groups for c in g.sampled.completions]
-    num_prompt = max(len(prompt) for prompt, _ in rows)
-    num_completion = max(len(completion.token_ids) for _, completion in rows)
-
-    input_ids = np.full((len(rows), num_prompt + num_completion), pad_token_id, dtype=np.int64)
-    attention_mask = np.zeros_like(input_ids)
-    generator_logprobs = np.zeros((len(rows), num_completion), dtype=np.float32)
-    for row, (prompt, completion) in enumerate(rows):
-        start, stop = num_prompt - len(prompt), num_prompt + len(completion.token_ids)
-        input_ids[row, start:num_prompt] = prompt
-        input_ids[row, num_prompt:stop] = completion.token_ids
-        attention_mask[row, start:stop] = 1
-        generator_logprobs[row, : len(completion.token_ids)] = completion.generator_logprobs
-    return PaddedBatch(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=np.maximum(attention_mask.cumsum(axis=1) - 1, 0),
-        completion_mask=attention_mask[:, num_prompt:].astype(bool),
-        generator_logprobs=generator_logprobs,
-        rewards=np.stack([g.rewards for g in groups]).astype(np.float32),
-        num_generations=groups[0].sampled.num_generations,
-        uids=tuple(g.uid for g in groups),
-        oldest_version=np.array([c.oldest_version for _, c in rows], dtype=np.int64),
-    )
-
-
-def _row_tokens(shape: GroupShape) -> int:
-    return shape.prompt_tokens + shape.completion_tokens
-
-
-def _padded(shapes: Sequence[GroupShape]) -> int:
-    width = max(s.prompt_tokens for s in shapes) + max(s.completion_tokens for s in shapes)
-    return width * sum(s.num_members for s in shapes)
-
-
-def _check_groups(groups: Sequence[RolloutGroup]) -> None:
-    num_generations = groups[0].sampled.num_generations
     for uid, count in Counter(g.uid for g in groups).items():
         if count > 1:
             raise GroupError(f"group {uid} comes {count} times in one batch: train on it once")
     for group in groups:
-        sampled = group.sampled
+        sampled, num_generations = group.sampled, groups[0].sampled.num_generations
         if sampled.num_generations != num_generations:
             raise GroupError(
                 f"group {group.uid} has num_generations {sampled.num_generations} but group "
@@ -188,3 +155,89 @@ def _check_completion(uid: str, completion: Completion) -> None:
             f"{member}: the generator log-prob of token {token} is {logprobs[token]}; it must be "
             "finite and not above 0"
         )
+
+
+def _spread(shapes: Sequence[GroupShape], num_ranks: int, layout: Layout) -> list[list[Slice]]:
+    """Slices of each rank: whole groups, or cut ones where whole groups are too uneven."""
+    whole = [Slice(group=g, members=shape.members) for g, shape in enumerate(shapes)]
+    costs = [num_tokens([part], shapes, layout) for part in whole]
+    ranks: list[list[Slice]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for group in sorted(range(len(shapes)), key=lambda g: (-costs[g], g)):
+        tokens, rank = loads[0]
+        ranks[rank].append(whole[group])
+        heapq.heapreplace(loads, (tokens + costs[group], rank))
+    if max(loads)[0] <= _WORTH_CUTTING * sum(costs) / num_ranks:
+        return ranks
+    return _cut_evenly(shapes, num_ranks)
+
+
+def _cut_evenly(shapes: Sequence[GroupShape], num_ranks: int) -> list[list[Slice]]:
+    """All members one after another, cut into one stretch of equal length for each rank."""
+    rows = [
+        (group, member, shape.prompt_tokens + shape.completion_tokens[member])
+        for group, shape in enumerate(shapes)
+        for member in shape.members
+    ]
+    total, passed = sum(row[2] for row in rows), 0
+    ranks: list[dict[int, list[int]]] = [{} for _ in range(num_ranks)]
+    for group, member, length in rows:
+        middle = passed + length / 2
+        ranks[int(middle * num_ranks / total)].setdefault(group, []).append(member)
+        passed += length
+    return [[Slice(group=g, members=tuple(m)) for g, m in rank.items()] for rank in ranks]
+
+
+def _fill(
+    slices: Sequence[Slice], shapes: Sequence[GroupShape], max_tokens: int, layout: Layout
+) -> list[Microbatch]:
+    """Micro-batches within the budget, each slice in the first that has room for it."""
+    parts = [piece for part in slices for piece in _fitting(part, shapes, max_tokens, layout)]
+
+    def longest_first(part: Slice) -> tuple[int, int, tuple[int, ...]]:
+        if layout == "padded":  # neighbours of equal length need no padding
+            shape = shapes[part.group]
+            longest = max(shape.completion_tokens[m] for m in part.members)
+            return -(shape.prompt_tokens + longest), part.group, part.members
+        return -num_tokens([part], shapes, layout), part.group, part.members
+
+    microbatches: list[list[Slice]] = []
+    for part in sorted(parts, key=longest_first):
+        # Further back there are only longer rows, which would pad this one.
+        candidates = microbatches[-1:] if layout == "padded" else microbatches
+        for microbatch in candidates:
+            if num_tokens([*microbatch, part], shapes, layout) <= max_tokens:
+                microbatch.append(part)
+                break
+        else:
+            microbatches.append([part])
+    return [tuple(sorted(m, key=lambda part: (part.group, part.members))) for m in microbatches]
+
+
+def _fitting(
+    part: Slice, shapes: Sequence[GroupShape], max_tokens: int, layout: Layout
+) -> list[Slice]:
+    """The slice, cut where it does not fit the budget; members of like length stay together."""
+    if num_tokens([part], shapes, layout) <= max_tokens:
+        return [part]
+    lengths = shapes[part.group].completion_tokens
+    pieces: list[tuple[int, ...]] = []
+    for member in sorted(part.members, key=lambda m: (-lengths[m], m)):
+        longer = (*pieces[-1], member) if pieces else ()
+        if longer and _tokens_of(part.group, longer, shapes, layout) <= max_tokens:
+            pieces[-1] = longer
+            continue
+        alone = _tokens_of(part.group, (member,), shapes, layout)
+        if alone > max_tokens:
+            raise GroupError(
+                f"group {shapes[part.group].uid}, member {member}: {alone} tokens are above "
+                f"learner.max_tokens_per_microbatch = {max_tokens}, and a sequence is never split"
+            )
+        pieces.append((member,))
+    return [Slice(group=part.group, members=tuple(sorted(piece))) for piece in pieces]
+
+
+def _tokens_of(
+    group: int, members: tuple[int, ...], shapes: Sequence[GroupShape], layout: Layout
+) -> int:
+    return num_tokens([Slice(group=group, members=members)], shapes, layout)

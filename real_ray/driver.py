@@ -156,6 +156,8 @@ class Driver:
             taken = time.monotonic()
             result = await self._roles.learner.train(batch, policy_version=step)
             trained = time.monotonic()
+            for warning in result.warnings:
+                self._tracker.event("step skipped", warning)
             sync = await self._roles.broadcaster.broadcast(policy_version=step)
             await self._buffer.release(batch)
             ended = time.monotonic()

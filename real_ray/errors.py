@@ -25,6 +25,10 @@ class ModelError(UserError):
     """A model or tokenizer cannot be found or loaded."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint is incomplete, or does not fit the configuration."""
+
+
 class ResourceError(UserError):
     """The cluster does not have what the configuration asks for."""
 

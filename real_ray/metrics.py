@@ -45,7 +45,7 @@ def step_metrics(
         "async/buffer": ready,
         "async/failed": failed,
         "rollout/tokens": tokens,
-        "rollout/truncated": sum(g.num_truncated for g in sampled) / len(rewards),
+        "rollout/truncated": sum(sum(g.truncated) for g in sampled) / len(rewards),
         "sync/bytes": sync.num_bytes,
         "sync/probe_difference": sync.probe_difference,
         "time/generate": fmean(group.seconds for group in sampled),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -37,6 +38,13 @@ class PartialMetrics:
             for name, value in part.maxima.items():
                 maxima[name] = max(maxima.get(name, -math.inf), value)
         return PartialMetrics(totals=totals, means=means, minima=minima, maxima=maxima)
+
+    @staticmethod
+    def average(batches: Sequence[PartialMetrics]) -> PartialMetrics:
+        """Metrics of several batches of equal weight together: totals are averaged."""
+        merged = PartialMetrics.merge(batches)
+        totals = {name: total / len(batches) for name, total in merged.totals.items()}
+        return dataclasses.replace(merged, totals=totals)
 
     def values(self) -> dict[str, float]:
         """The metrics by name. One without members has no key (rather than NaN or infinity)."""

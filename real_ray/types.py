@@ -168,21 +168,29 @@ def _check_spans(uid: str, completion: Completion) -> None:
 class SampledTicket:
     """What the driver knows of a `SampledGroup`; ``ref`` leads to the group itself.
 
-    Example: ``SampledTicket(uid="arithmetic:17@0", num_members=8, oldest_version=3,
-    newest_version=4, num_tokens=40, padded_tokens=336, num_truncated=0, seconds=1.9,
+    Example: ``SampledTicket(uid="arithmetic:17@0", prompt_tokens=34, completion_tokens=(3, 2),
+    truncated=(False, False), oldest_version=3, newest_version=4, seconds=1.9,
     generator="generator-0", ref=ref)``
     """
 
     uid: str
-    num_members: int
+    prompt_tokens: int
+    completion_tokens: tuple[int, ...]  # of each member
+    truncated: tuple[bool, ...]  # members that ended by length
     oldest_version: int
     newest_version: int
-    num_tokens: int  # completion tokens of all members
-    padded_tokens: int  # members x (prompt + longest completion): the cost of training on it
-    num_truncated: int  # members that ended by length
     seconds: float  # from request to last token
     generator: str
     ref: Any
+
+    @property
+    def num_members(self) -> int:
+        return len(self.completion_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens of all members."""
+        return sum(self.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +222,7 @@ class SampleRecord:
     completion: str
     answer: str
     reward: float
-    label: int  # 1 positive, 0 negative
+    label: int | None  # 1 positive, 0 negative, None: excluded from its group
     score: float  # REAL's s: mean log-ratio of the completion tokens
     weight: float  # dL/ds
     oldest_version: int
@@ -225,11 +233,12 @@ class SampleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Outcome of one optimiser step. ``metrics`` use the names of docs/metrics.md."""
+    """Outcome of training on one batch. ``metrics`` use the names of docs/metrics.md."""
 
     policy_version: int
     metrics: Mapping[str, float]
     samples: tuple[SampleRecord, ...]
+    warnings: tuple[str, ...] = ()  # what a user should know, such as a step that was skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

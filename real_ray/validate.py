@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from real_ray.config import Config
+from real_ray.config import Config, LearnerConfig, LossConfig
+from real_ray.config.deepspeed_json import deepspeed_config
 from real_ray.types import Prompt
 
 
@@ -26,10 +27,9 @@ def validate(config: Config, *, check_cluster: Callable[[Config], str | None]) -
         f"{config.rollout.num_generations} completions, staleness up to "
         f"{config.rollout.max_staleness}, into {config.run.output_dir}/{config.run.name}"
     )
-    yield (
-        f"loss:    {config.loss.type}, tau {config.loss.tau}, positive above "
-        f"{config.loss.positive_above}; learning rate {config.learner.learning_rate}"
-    )
+    yield f"loss:    {_loss_facts(config.loss)}"
+    deepspeed_config(config.learner)  # reads the file `learner.deepspeed`
+    yield f"learner: {_learner_facts(config.learner)}"
     tokenizer = load_tokenizer(config.model)
     yield f"model:   {config.model.name_or_path}, {len(tokenizer)} tokens in the vocabulary"
 
@@ -54,3 +54,53 @@ def _facts(prompts: Sequence[Prompt], config: Config) -> str:
         f"{len(prompts)} rows, prompts of {min(lengths)} to {max(lengths)} tokens "
         f"(at most {config.data.max_prompt_length})"
     )
+
+
+def _loss_facts(loss: LossConfig) -> str:
+    facts: list[str] = [loss.type]
+    if loss.type in ("real", "real_bce"):
+        above = loss.positive_above if loss.labels == "threshold" else "the mean of the group"
+        facts += [f"tau {loss.tau}", f"positive above {above}"]
+    else:
+        clips = (loss.epsilon, loss.epsilon_high)
+        lower, upper = ("default" if clip is None else clip for clip in clips)
+        facts.append(f"clip range {lower} below and {upper} above")
+    blend = f" (lambda {loss.blend_lambda})" if loss.old_logprobs == "blend" else ""
+    facts.append(f"pi_old {loss.old_logprobs}{blend}")
+    if loss.truncated == "exclude":
+        facts.append("truncated completions excluded")
+    facts.append(f"KL {loss.beta} to the model as given" if loss.beta else "no KL")
+    return ", ".join(facts)
+
+
+def _learner_facts(learner: LearnerConfig) -> str:
+    layout = "padded rows"
+    if learner.packing:
+        layout = "packed" + (" with shared prompts" if learner.share_prefix else "")
+    offload = [
+        name
+        for name, asked in (
+            ("optimiser", learner.offload_optimizer),
+            ("parameters", learner.offload_params),
+        )
+        if asked
+    ]
+    facts = [
+        _count(learner.num_ranks, "rank"),
+        f"ZeRO stage {learner.zero_stage}"
+        + (f" ({' and '.join(offload)} in CPU memory)" if offload else ""),
+        learner.dtype,
+        f"LoRA of rank {learner.lora_rank} ({learner.lora_sync} to generators)"
+        if learner.lora_rank
+        else "all parameters",
+        f"{layout}, up to {learner.max_tokens_per_microbatch} tokens a micro-batch",
+        _count(learner.minibatches_per_batch, "mini-batch", "mini-batches") + " a step",
+        f"learning rate {learner.learning_rate}",
+    ]
+    if learner.deepspeed is not None:
+        facts.append(f"DeepSpeed settings of {learner.deepspeed}")
+    return ", ".join(facts)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

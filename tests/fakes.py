@@ -46,12 +46,11 @@ def sampled_ticket(
 ) -> SampledTicket:
     return SampledTicket(
         uid=uid,
-        num_members=members,
+        prompt_tokens=4,
+        completion_tokens=(4,) * members,
+        truncated=(False,) * members,
         oldest_version=oldest,
         newest_version=newest,
-        num_tokens=4 * members,
-        padded_tokens=8 * members,
-        num_truncated=0,
         seconds=0.5,
         generator="fake",
         ref=None,

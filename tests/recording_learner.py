@@ -1,10 +1,11 @@
-"""A learner rank that lets a test see its gradient."""
+"""A learner rank that lets a test see its gradient, and start over with other settings."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from actors.learner import LearnerActor
+from actors.protocol import LearnerSpec
 
 Gradients = dict[str, np.ndarray]
 
@@ -12,20 +13,30 @@ Gradients = dict[str, np.ndarray]
 class RecordingLearner(LearnerActor):
     """Keeps the full gradient of each step, as DeepSpeed holds it when the step begins."""
 
-    def start(self, master_address: str, master_port: int) -> None:
+    def restart(self, spec: LearnerSpec) -> None:
+        """Begin again in the same process group, which saves the start of a process."""
+        LearnerActor.__init__(self, spec)
+        self._build()
+
+    def _build(self) -> None:
         from deepspeed.utils import safe_get_full_grad
 
-        super().start(master_address, master_port)
+        super()._build()
+        self._gradients: list[Gradients] = []
         step = self._engine.step
 
         def recording_step() -> None:
-            self._gradients = {
-                name: safe_get_full_grad(parameter).float().cpu().numpy()
-                for name, parameter in self._engine.module.named_parameters()
-            }
+            self._gradients.append(
+                {
+                    name: safe_get_full_grad(parameter).float().cpu().numpy()
+                    for name, parameter in self._engine.module.model.named_parameters()
+                    if parameter.requires_grad
+                }
+            )
             step()
 
         self._engine.step = recording_step
 
-    def gradients(self) -> Gradients:
+    def gradients(self) -> list[Gradients]:
+        """Of each optimiser step since the start."""
         return self._gradients

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict
+
+Word = Annotated[str, MinLen(1)]
+"""An item of a list of texts."""
 
 
 class Section(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from real_ray.config.foreign import FOREIGN, REFUSED, REFUSED_PREFIXES
 from real_ray.config.keys import describe_keys, keys_by_name, sections
 
 SHORTHANDS = {
@@ -14,120 +15,14 @@ SHORTHANDS = {
 }
 """Sections that people write as one value, and the key that they mean."""
 
-FOREIGN = {
-    "per_device_train_batch_size": "learner.prompts_per_step (it counts groups, over all ranks)",
-    "train_batch_size": "learner.prompts_per_step (it counts groups, over all ranks)",
-    "global_batch_size": "learner.prompts_per_step (it counts groups, over all ranks)",
-    "rollout_batch_size": "learner.prompts_per_step (it counts groups, over all ranks)",
-    "batch_size": "learner.prompts_per_step (it counts groups, over all ranks)",
-    "gradient_accumulation_steps": "learner.max_tokens_per_microbatch (the number follows)",
-    "micro_batch_size": "learner.max_tokens_per_microbatch (the number follows)",
-    "max_new_tokens": "rollout.max_completion_length",
-    "max_completion_tokens": "rollout.max_completion_length",
-    "max_tokens": "rollout.max_completion_length",
-    "max_response_length": "rollout.max_completion_length",
-    "max_prompt_tokens": "data.max_prompt_length",
-    "max_model_len": "rollout.max_model_length",
-    "group_size": "rollout.num_generations",
-    "n_samples_per_prompt": "rollout.num_generations",
-    "n": "rollout.num_generations",
-    "tp_size": "rollout.tensor_parallel_size",
-    "vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
-    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    "num_vllm_engines": "rollout.num_generators",
-    "vllm_num_engines": "rollout.num_generators",
-    "max_off_policy_steps": "rollout.max_staleness",
-    "staleness": "rollout.max_staleness",
-    "lr": "learner.learning_rate",
-    "actor_learning_rate": "learner.learning_rate",
-    "lr_scheduler": "learner.lr_schedule",
-    "lr_scheduler_type": "learner.lr_schedule",
-    "warmup_steps": "learner.warmup_ratio (a share of run.num_steps)",
-    "clip_grad": "learner.max_grad_norm",
-    "max_norm": "learner.max_grad_norm",
-    "adam_betas": "learner.adam_beta1 and learner.adam_beta2",
-    "deepspeed": "learner.zero_stage",
-    "bf16": "learner.dtype",
-    "fp16": "learner.dtype (float16 is not offered)",
-    "torch_dtype": "learner.dtype",
-    "max_steps": "run.num_steps",
-    "total_steps": "run.num_steps",
-    "epochs": "run.num_steps (it counts optimiser steps)",
-    "num_epochs": "run.num_steps (it counts optimiser steps)",
-    "num_train_epochs": "run.num_steps (it counts optimiser steps)",
-    "experiment_name": "run.name",
-    "run_name": "run.name",
-    "model_name_or_path": "model.name_or_path",
-    "model_path": "model.name_or_path",
-    "pretrain": "model.name_or_path",
-    "dataset": "data.train",
-    "dataset_name": "data.train",
-    "prompt_data": "data.train",
-    "train_files": "data.train",
-    "val_files": "data.eval",
-    "eval_dataset": "data.eval",
-    "system": "data.system_prompt",
-    "reward_funcs": "reward.function",
-    "reward_functions": "reward.function",
-    "functions": "reward.function",
-    "loss_type": "loss.type",
-    "temperature_tau": "loss.tau",
-    "report_to": "tracking.wandb",
-    "log_completions": "tracking.samples",
-}
-"""Names of other trainers, and the key here that does their work."""
-
-_NO_KL = "REAL has no KL term in this version and loads no reference model. Remove it"
-_NO_NORMALISATION = (
-    "REAL reads rewards as labels (positive above loss.positive_above), so rewards are never "
-    "scaled or normalised. Remove it"
-)
-_NO_RATIO = "REAL has no importance ratio and clips nothing. Remove it"
-
-REFUSED = {
-    **dict.fromkeys(
-        ("beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "use_kl_loss", "ref_model"), _NO_KL
-    ),
-    **dict.fromkeys(
-        (
-            "scale_rewards",
-            "normalize_rewards",
-            "normalise_rewards",
-            "reward_normalization",
-            "reward_normalisation",
-            "normalize_advantages",
-            "norm_adv_by_std_in_grpo",
-            "advantage_estimator",
-            "adv_estimator",
-        ),
-        _NO_NORMALISATION,
-    ),
-    **dict.fromkeys(
-        (
-            "tis_threshold",
-            "tis_imp_ratio_cap",
-            "importance_sampling_level",
-            "vllm_importance_sampling_correction",
-            "vllm_importance_sampling_cap",
-            "clip_ratio",
-            "clip_range",
-            "eps_clip",
-            "epsilon",
-            "epsilon_high",
-        ),
-        _NO_RATIO,
-    ),
-}
-"""Names of other trainers that mean nothing in REAL, and why."""
-
 
 def advise(name: str) -> str:
     """What to write instead of the unknown key ``name`` ("loss.tua", "lr", "trainer.lr")."""
     if name in keys_by_name():  # in a file, where a dotted name is no key
         return "Write `{0}:` and below it, indented, `{2}:`".format(*name.partition("."))
     section, _, field = name.replace("-", "_").lower().rpartition(".")
-    if field in REFUSED:
-        return REFUSED[field]
+    if (reason := _refusal(field)) is not None:
+        return reason
     if field in FOREIGN:
         key, _, note = FOREIGN[field].partition(" ")
         return f"Use `{key}` {note}".rstrip()
@@ -143,6 +38,13 @@ def advise(name: str) -> str:
     if section in sections():
         return f"The keys of `{section}` are {', '.join(_in_section(section))}"
     return f"The sections are {', '.join(sections())}"
+
+
+def _refusal(field: str) -> str | None:
+    if field in REFUSED:
+        return REFUSED[field]
+    starts = (start for start in REFUSED_PREFIXES if field.startswith(start))
+    return next((REFUSED_PREFIXES[start] for start in starts), None)
 
 
 def _nearest(section: str, field: str) -> list[str]:

@@ -102,7 +102,7 @@ def _bound(schema: Mapping[str, Any], choices: tuple[str, ...]) -> str:
     words = [f"{sign} {schema[name]}" for name, sign in signs.items() if name in schema]
     if "pattern" in schema:
         words.append(_PATTERN_WORDS.get(schema["pattern"], f"matching {schema['pattern']}"))
-    elif schema.get("minLength"):
+    elif schema.get("minLength") or schema.get("minItems"):
         words.append("not empty")
     if "maxLength" in schema:
         words.append(f"at most {schema['maxLength']} characters")

@@ -23,6 +23,7 @@ _OUT_OF_BOUND = {
     "less_than": "is too large",
     "less_than_equal": "is too large",
     "string_too_short": "is too short",
+    "too_short": "is too short",
     "string_too_long": "is too long",
     "string_pattern_mismatch": "has characters that are not allowed",
     "literal_error": "is not one of the choices",
@@ -84,6 +85,8 @@ def _line(details: ErrorDetails, origin: Origin) -> str:
         return f"{place}: is missing and has no default (allowed {allowed}). Add it"
     what = _OUT_OF_BOUND.get(details["type"], f"must be {key.type}")
     if len(location) > 2:  # an item of a list
+        if details["type"] == "string_too_short":
+            return f"{place}: is empty. Write text, or remove the item"
         return f"{place}: must be text (got {show(value)}). Put it in quotes"
     return f"{place}: {what} (got {show(value)}; allowed {allowed}). {_fix(key, value)}"
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from real_ray.config.base import Section
+from real_ray.config.base import Section, Word
 
 
 class RolloutConfig(Section):
@@ -20,7 +20,7 @@ class RolloutConfig(Section):
         "as score.",
     )
     max_completion_length: int = Field(512, ge=1, description="Longest completion in tokens.")
-    stop: list[str] = Field(default=[], description="Strings that end a completion.")
+    stop: list[Word] = Field(default=[], description="Strings that end a completion.")
     max_staleness: int = Field(
         1, ge=0, le=8, description="Policy versions that a group may be behind; 0: synchronous."
     )

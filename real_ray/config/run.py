@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from real_ray.config.base import Section
@@ -23,3 +25,8 @@ class RunConfig(Section):
     max_consecutive_failures: int = Field(
         16, ge=1, description="Stop when so many groups in a row could not be generated or scored."
     )
+
+    @property
+    def directory(self) -> Path:
+        """Where the files of the run are, absolute."""
+        return Path(self.output_dir).expanduser().resolve() / self.name

@@ -63,3 +63,16 @@ class Config(Section):
                 f"data.max_prompt_length + rollout.max_completion_length = {needed}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_microbatch(self) -> Config:
+        prompt, completion = self.data.max_prompt_length, self.rollout.max_completion_length
+        budget = self.learner.max_tokens_per_microbatch
+        if budget < prompt + completion:
+            raise ValueError(
+                f"learner.max_tokens_per_microbatch = {budget} cannot hold one sequence of "
+                f"data.max_prompt_length = {prompt} and rollout.max_completion_length = "
+                f"{completion} tokens. Raise it to {prompt + completion} or more, or lower the "
+                "other two"
+            )
+        return self

@@ -11,12 +11,12 @@ scores are.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from real_ray.errors import GroupError, RewardError
+from real_ray.loss.checks import check_same_groups
+from real_ray.loss.classes import split_classes, two_sided
 
 
 def group_loss(
@@ -72,83 +72,6 @@ def group_weights(
     return (push - pull) / tau
 
 
-def two_sided(positive: Tensor, included: Tensor | None = None) -> Tensor:
-    """Which groups have at least one positive and one negative among their included members.
-
-    Args:
-        positive: [G, N] bool or 0/1.
-        included: [G, N] bool or 0/1; all members if not given.
-
-    Returns:
-        [G] bool.
-
-    Raises:
-        GroupError: the shapes differ, are not [G, N], or N is below 2.
-        ValueError: a label is neither 0 nor 1.
-    """
-    positives, negatives = _classes(positive, included)
-    return positives.any(dim=1) & negatives.any(dim=1)
-
-
-def count_groups(two_sided: Tensor, group_denominator: Literal["all", "valid"]) -> int:
-    """Groups that the batch loss is averaged over, in the part of the batch that is given.
-
-    The counts of parts of a batch add up to the count of the batch, which is what `batch_loss`
-    needs.
-
-    Args:
-        two_sided: [G] bool, from `two_sided`.
-        group_denominator: ``all`` groups, or only the ``valid`` (two-sided) ones.
-    """
-    if group_denominator == "all":
-        return two_sided.numel()
-    if group_denominator == "valid":
-        return int(two_sided.sum())
-    raise ValueError(f"group_denominator is {group_denominator!r}: use 'all' or 'valid'")
-
-
-def batch_loss(group_losses: Tensor, num_groups: int) -> Tensor:
-    """Share of the given groups in the mean loss of the batch.
-
-    The shares of all parts of a batch (micro-batches, ranks) add up to the loss of the batch.
-
-    Args:
-        group_losses: [G] losses of the groups in this part.
-        num_groups: `count_groups` summed over the WHOLE batch. With 0, when no group is valid,
-            every loss is 0, and so is the result; backward works.
-
-    Returns:
-        Scalar in the graph of ``group_losses``.
-    """
-    if num_groups < 0:
-        raise ValueError(f"num_groups is {num_groups}: it must not be negative")
-    return group_losses.sum() / max(num_groups, 1)
-
-
-def labels(rewards: Tensor, positive_above: float) -> Tensor:
-    """Label of each member: positive if its reward is above ``positive_above``.
-
-    Args:
-        rewards: [G, N].
-
-    Returns:
-        [G, N] bool.
-
-    Raises:
-        GroupError: the shape is not [G, N] with N of at least 2.
-        RewardError: a reward is not finite; names its group (row) and member.
-    """
-    _check_shape("rewards", rewards)
-    bad = torch.nonzero(~torch.isfinite(rewards))
-    if len(bad):
-        row, member = bad[0].tolist()
-        raise RewardError(
-            f"reward of member {member} of group {row} in the batch is "
-            f"{rewards[row, member].item()}: the reward function must return a finite number"
-        )
-    return rewards > positive_above
-
-
 def _two_classes(
     scores: Tensor, positive: Tensor, tau: float, included: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,21 +80,11 @@ def _two_classes(
         raise ValueError(f"tau is {tau}: it must be a finite number above 0")
     if not scores.is_floating_point():
         raise ValueError(f"scores has dtype {scores.dtype}: it must be floating point")
-    _check_same_shape("scores", scores, "positive", positive)
-    positives, negatives = _classes(positive, included)
+    check_same_groups("scores", scores, "positive", positive)
+    positives, negatives = split_classes(positive, included)
     valid = two_sided(positives, positives | negatives).unsqueeze(1)
     logits = scores.to(torch.promote_types(scores.dtype, torch.float32)) / tau
     return logits, positives & valid, negatives & valid
-
-
-def _classes(positive: Tensor, included: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shape("positive", positive)
-    is_positive = _as_bool("positive", positive)
-    if included is None:
-        return is_positive, ~is_positive
-    _check_same_shape("positive", positive, "included", included)
-    is_included = _as_bool("included", included)
-    return is_positive & is_included, ~is_positive & is_included
 
 
 def _join_zero(logits: Tensor, members: Tensor) -> Tensor:
@@ -182,30 +95,3 @@ def _join_zero(logits: Tensor, members: Tensor) -> Tensor:
     return torch.cat(
         [logits.masked_fill(~members, -math.inf), logits.new_zeros(len(logits), 1)], dim=1
     )
-
-
-def _check_shape(name: str, values: Tensor) -> None:
-    if values.ndim != 2 or values.shape[1] < 2:
-        raise GroupError(
-            f"the shape of {name} is {tuple(values.shape)}: expected [groups, num_generations] "
-            "with num_generations of at least 2"
-        )
-
-
-def _check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) -> None:
-    if values.shape != other.shape:
-        raise GroupError(
-            f"the shape of {name} is {tuple(values.shape)} but that of {other_name} is "
-            f"{tuple(other.shape)}: both must be [groups, num_generations] of the same groups"
-        )
-
-
-def _as_bool(name: str, values: Tensor) -> Tensor:
-    if values.dtype == torch.bool:
-        return values
-    if values.is_floating_point() or values.is_complex():
-        raise ValueError(f"{name} has dtype {values.dtype}: use bool, or integers 0 and 1")
-    bad = values[(values != 0) & (values != 1)]
-    if len(bad):
-        raise ValueError(f"{name} has the value {int(bad[0])}: use bool, or integers 0 and 1")
-    return values.bool()

@@ -24,7 +24,7 @@ class RunDirectory:
 
     def __init__(self, config: Config) -> None:
         try:
-            self.path = Path(config.run.output_dir).expanduser().resolve() / config.run.name
+            self.path = config.run.directory
             self._clear(overwrite=config.run.overwrite)
             self.samples.mkdir(parents=True, exist_ok=True)
             self.logs.mkdir(exist_ok=True)

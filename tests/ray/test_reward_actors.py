@@ -102,12 +102,11 @@ def ticket(uid: str, *texts: str) -> SampledTicket:
     )
     return SampledTicket(
         uid=uid,
-        num_members=len(texts),
+        prompt_tokens=1,
+        completion_tokens=(1,) * len(texts),
+        truncated=(False,) * len(texts),
         oldest_version=0,
         newest_version=0,
-        num_tokens=len(texts),
-        padded_tokens=2 * len(texts),
-        num_truncated=0,
         seconds=0.0,
         generator="fake",
         ref=ray.put(group),

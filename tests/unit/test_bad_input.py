@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Run `real-ray train` on a good config with these flags; return its one error message."""
+    """Run real-ray on a good config with these flags; return its one error message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = {
@@ -35,9 +35,9 @@ def train(
     }
     (tmp_path / "good.yaml").write_text(yaml.safe_dump(config))
 
-    def run(*flags: str, config: str = "good.yaml") -> str:
+    def run(*flags: str, config: str = "good.yaml", command: str = "train") -> str:
         children = set(psutil.Process().children(recursive=True))
-        assert main(["train", config, *flags]) == 2
+        assert main([command, config, *flags]) == 2
         error = capsys.readouterr().err
         assert "Traceback" not in error
         assert error.count("error:") == 1
@@ -69,6 +69,47 @@ def test_wrong_type(train: Callable[..., str]) -> None:
 
 def test_tau_zero(train: Callable[..., str]) -> None:
     assert re.search(r"--loss\.tau.*0.*> 0", train("--loss.tau", "0"))
+
+
+def test_a_sequence_above_the_microbatch(train: Callable[..., str]) -> None:
+    error = train("--learner.max_tokens_per_microbatch", "600")
+    assert re.search(
+        r"--learner\.max_tokens_per_microbatch.*600.*data\.max_prompt_length = 100.*"
+        r"rollout\.max_completion_length = 512.*612",
+        error,
+    )
+
+
+def test_a_clip_range_for_real(train: Callable[..., str]) -> None:
+    assert re.search(r"--loss\.epsilon.*0\.2.*loss\.type", train("--loss.epsilon", "0.2"))
+
+
+def test_an_adapter_without_lora(train: Callable[..., str]) -> None:
+    assert re.search(
+        r"--learner\.lora_sync.*learner\.lora_rank", train("--learner.lora_sync", "adapter")
+    )
+
+
+def test_settings_of_other_trainers(train: Callable[..., str]) -> None:
+    assert re.search(r"--kl_coef.*`loss\.beta`", train("--kl_coef", "0.1"))
+    assert re.search(r"--teacher_model.*no teacher", train("--teacher_model", "m"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"zero_optimization": {"stage": 3}}', r"zero_optimization\.stage.*3.*2.*zero_stage"),
+        ('{\n"zero_optimization": }', r"ds\.json:2:"),
+        (None, r"learner\.deepspeed.*ds\.json"),
+    ],
+)
+def test_a_deepspeed_file_that_is_wrong(
+    train: Callable[..., str], tmp_path: Path, text: str | None, words: str
+) -> None:
+    if text is not None:
+        (tmp_path / "ds.json").write_text(text)
+    error = train("--learner.deepspeed", "ds.json", command="validate")
+    assert re.search(words, error)
 
 
 def test_empty_dataset(train: Callable[..., str], tmp_path: Path) -> None:

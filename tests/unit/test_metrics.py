@@ -28,18 +28,17 @@ def make_ticket(
     rewards: tuple[float, ...],
     *,
     versions: tuple[int, int],
-    num_tokens: int,
+    tokens_each: int,
     num_truncated: int,
     seconds: tuple[float, float],
 ) -> RolloutTicket:
     sampled = SampledTicket(
         uid=uid,
-        num_members=len(rewards),
+        prompt_tokens=8,
+        completion_tokens=(tokens_each,) * len(rewards),
+        truncated=tuple(index < num_truncated for index in range(len(rewards))),
         oldest_version=versions[0],
         newest_version=versions[1],
-        num_tokens=num_tokens,
-        padded_tokens=4 * num_tokens,
-        num_truncated=num_truncated,
         seconds=seconds[0],
         generator="generator-0",
         ref=None,
@@ -49,10 +48,10 @@ def make_ticket(
 
 BATCH = [
     make_ticket(
-        "a", (1.0, 0.0), versions=(5, 7), num_tokens=30, num_truncated=1, seconds=(2.0, 0.2)
+        "a", (1.0, 0.0), versions=(5, 7), tokens_each=15, num_truncated=1, seconds=(2.0, 0.2)
     ),
     make_ticket(
-        "b", (-0.5, 0.5), versions=(7, 7), num_tokens=10, num_truncated=0, seconds=(1.0, 0.1)
+        "b", (-0.5, 0.5), versions=(7, 7), tokens_each=5, num_truncated=0, seconds=(1.0, 0.1)
     ),
 ]
 
@@ -105,7 +104,7 @@ def test_every_number_of_a_step() -> None:
 
 def test_each_completion_counts_once_however_large_its_group_is() -> None:
     large = make_ticket(
-        "c", (1.0,) * 6, versions=(7, 7), num_tokens=60, num_truncated=6, seconds=(1.0, 0.1)
+        "c", (1.0,) * 6, versions=(7, 7), tokens_each=10, num_truncated=6, seconds=(1.0, 0.1)
     )
     metrics = metrics_of([BATCH[0], large])
     assert metrics["reward/mean"] == 7 / 8

@@ -39,7 +39,7 @@ def test_says_what_was_checked(flags: dict[str, str], model: Path) -> None:
     config = load_config(None, flags | {"data.eval": flags["data.train"]})
     lines = list(validate(config, check_cluster=lambda config: "1 node, 2 CPUs"))
     facts = dict(line.split(": ", 1) for line in lines)
-    assert list(facts) == ["run", "loss", "model", "train", "eval", "reward", "cluster"]
+    assert list(facts) == ["run", "loss", "learner", "model", "train", "eval", "reward", "cluster"]
     assert "100 steps of 8 prompts x 8 completions" in facts["run"]
     assert "tau 0.5" in facts["loss"]
     assert str(model) in facts["model"]
@@ -57,6 +57,88 @@ def test_without_eval_and_cluster(flags: dict[str, str]) -> None:
     assert "none is up" in lines[-1]
 
 
+def facts_of(flags: dict[str, str], line: str) -> str:
+    lines = validate(load_config(None, flags), check_cluster=no_cluster)
+    return next(text.partition(": ")[2] for text in lines if text.startswith(f"{line}:")).strip()
+
+
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        ({}, "real, tau 0.5, positive above 0.0, pi_old behaviour, no KL"),
+        (
+            {"loss.labels": "group_mean", "loss.beta": "0.001", "loss.truncated": "exclude"},
+            (
+                "real, tau 0.5, positive above the mean of the group, pi_old behaviour, truncated "
+                "completions excluded, KL 0.001 to the model as given"
+            ),
+        ),
+        (
+            {"loss.type": "real_bce", "loss.old_logprobs": "blend", "loss.blend_lambda": "0.3"},
+            "real_bce, tau 0.5, positive above 0.0, pi_old blend (lambda 0.3), no KL",
+        ),
+        (
+            {"loss.type": "dapo", "loss.epsilon": "0.1", "loss.old_logprobs": "proximal"},
+            "dapo, clip range 0.1 below and default above, pi_old proximal, no KL",
+        ),
+    ],
+)
+def test_the_loss(flags: dict[str, str], keys: dict[str, str], facts: str) -> None:
+    assert facts_of(flags | keys, "loss") == facts
+
+
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        (
+            {},
+            (
+                "1 rank, ZeRO stage 2, bfloat16, all parameters, packed with shared prompts, up to "
+                "16384 tokens a micro-batch, 1 mini-batch a step, learning rate 2e-06"
+            ),
+        ),
+        (
+            {
+                "learner.num_ranks": "2",
+                "learner.dtype": "float32",
+                "learner.zero_stage": "3",
+                "learner.offload_optimizer": "true",
+                "learner.offload_params": "true",
+                "learner.lora_rank": "16",
+                "learner.packing": "false",
+                "learner.share_prefix": "false",
+                "learner.max_tokens_per_microbatch": "4096",
+                "learner.minibatches_per_batch": "4",
+            },
+            (
+                "2 ranks, ZeRO stage 3 (optimiser and parameters in CPU memory), float32, LoRA of "
+                "rank 16 (merged to generators), padded rows, up to 4096 tokens a micro-batch, "
+                "4 mini-batches a step, learning rate 2e-06"
+            ),
+        ),
+        (
+            {"learner.share_prefix": "false", "learner.lora_rank": "8"},
+            (
+                "1 rank, ZeRO stage 2, bfloat16, LoRA of rank 8 (merged to generators), packed, up "
+                "to 16384 tokens a micro-batch, 1 mini-batch a step, learning rate 2e-06"
+            ),
+        ),
+    ],
+)
+def test_the_learner(flags: dict[str, str], keys: dict[str, str], facts: str) -> None:
+    assert facts_of(flags | keys, "learner") == facts
+
+
+def test_the_deepspeed_file(flags: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": "auto", "overlap_comm": true}}')
+    flags |= {"learner.deepspeed": str(path)}
+    assert facts_of(flags, "learner").endswith(f"DeepSpeed settings of {path}")
+    path.write_text('{"zero_optimization": {"stage": 3}}')
+    with pytest.raises(ConfigError, match=r"zero_optimization\.stage is 3, and real-ray sets 2"):
+        facts_of(flags, "learner")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
@@ -66,6 +148,7 @@ def test_without_eval_and_cluster(flags: dict[str, str]) -> None:
         ("data.answer_column", "solution", DataError),
         ("data.max_prompt_length", "3", DataError),
         ("reward.function", "exact_mach", ConfigError),
+        ("learner.deepspeed", "/no/ds.json", ConfigError),
     ],
 )
 def test_what_is_wrong_is_found(

@@ -58,6 +58,24 @@ def values_of(key: Key) -> st.SearchStrategy[Any]:
     return st.none() | values if key.nullable else values
 
 
+def keep_the_rules(values: dict[str, dict[str, Any]]) -> None:
+    """Rules over several keys have nothing to do with reading and writing."""
+    data, rollout = values["data"], values["rollout"]
+    learner, loss = values["learner"], values["loss"]
+    rollout |= {"allow_truncated_sampling": True, "max_model_length": None}
+    learner["prompts_per_step"] = 3 * learner.get("minibatches_per_batch", 1)
+    longest = data.get("max_prompt_length", 1024) + rollout.get("max_completion_length", 512)
+    learner["max_tokens_per_microbatch"] = longest
+    if learner.get("lora_sync") == "adapter":
+        learner["lora_rank"] = 8
+    learner.setdefault("share_prefix", False)
+    learner["packing"] = learner["share_prefix"] or learner.get("packing", True)
+    if learner.get("offload_optimizer") or learner.get("offload_params"):
+        learner["zero_stage"] = 3
+    if loss.keys() & {"epsilon", "epsilon_high"}:
+        loss["type"] = "dapo"
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     names = draw(st.sets(st.sampled_from([key.name for key in describe_keys()]), max_size=12))
@@ -66,8 +84,7 @@ def configs(draw: st.DrawFn) -> Config:
     for key in describe_keys():
         if key.name in names:
             values[key.section][key.field] = draw(values_of(key))
-    # The rules over several keys have nothing to do with reading and writing.
-    values["rollout"] |= {"allow_truncated_sampling": True, "max_model_length": None}
+    keep_the_rules(values)
     return Config.model_validate(values)
 
 
@@ -100,9 +117,37 @@ def test_flags_read_back_equal(config: Config) -> None:
         for section, fields in config.model_dump().items()
         for field, value in fields.items()
     }
-    for text in (config.data.eval, config.data.system_prompt):
-        assume(text not in ("null", "~"))  # what means null in a flag
+    for key in describe_keys():
+        if key.nullable and key.kind == "string":
+            text = getattr(getattr(config, key.section), key.field)
+            assume(text not in ("null", "~"))  # what means null in a flag
     assert load_config(None, flags) == config
+
+
+_NEW_VALUES = {"integer": "7", "number": "0.25", "string": "some/path"}
+
+
+@pytest.mark.parametrize("key", [k for k in describe_keys() if k.nullable], ids=lambda k: k.name)
+def test_nullable_keys_take_a_value_and_null(key: Key, tmp_path: Path) -> None:
+    required = {"model.name_or_path": "m", "data.train": "t", "loss.type": "dapo"}
+    required |= {"data.max_prompt_length": "1", "rollout.max_completion_length": "1"}
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(load_config(None, required | {key.name: _NEW_VALUES[key.kind]})))
+    section = getattr(load_config(path), key.section)
+    assert str(getattr(section, key.field)) == _NEW_VALUES[key.kind]
+    section = getattr(load_config(path, {key.name: "null"}), key.section)
+    assert getattr(section, key.field) is None
+
+
+@pytest.mark.parametrize("name", [k.name for k in describe_keys() if k.kind == "array"])
+def test_lists_of_a_flag_and_of_a_file(name: str, tmp_path: Path) -> None:
+    required = {"model.name_or_path": "m", "data.train": "t"}
+    config = load_config(None, required | {name: "[q_proj, '7', on]"})
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    section, _, field = name.partition(".")
+    for loaded in (config, load_config(path)):
+        assert getattr(getattr(loaded, section), field) == ["q_proj", "7", "on"]
 
 
 def test_dump_has_all_keys_in_order_and_any_yaml_reads_it() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from real_ray.config import Config, load_config
 from real_ray.config.loader import Overrides
@@ -190,16 +192,13 @@ class TestKeys:
             ("rollout: {max_new_tokens: 8}", "rollout.max_new_tokens", "max_completion_length`"),
             ("learner: {lr: 1}", "learner.lr", "Use `learner.learning_rate`"),
             ("group_size: 8", "group_size", "Use `rollout.num_generations`"),
-            ("loss: {kl_coef: 0.1}", "loss.kl_coef", "REAL has no KL term in this version"),
-            ("loss: {beta: 0.1}", "loss.beta", "REAL has no KL term in this version"),
-            ("scale_rewards: group", "scale_rewards", "rewards as labels"),
-            ("reward: {normalise_rewards: true}", "reward.normalise_rewards", "never scaled"),
-            ("tis_threshold: 2", "tis_threshold", "REAL has no importance ratio"),
-            (
-                "importance_sampling_level: token",
-                "importance_sampling_level",
-                "no importance ratio",
-            ),
+            ("loss: {kl_coef: 0.1}", "loss.kl_coef", "Use `loss.beta`"),
+            ("beta: 0.1", "beta", "belongs to `loss`. Use `loss.beta`"),
+            ("scale_rewards: group", "scale_rewards", "labels (loss.labels)"),
+            ("reward: {normalise_rewards: true}", "reward.normalise_rewards", "used as they are"),
+            ("tis_threshold: 2", "tis_threshold", "Importance-sampling corrections"),
+            ("loss: {teacher_model: m}", "loss.teacher_model", "There is no teacher"),
+            ("loss: {overlong_filter: true}", "loss.overlong_filter", "Use `loss.truncated`"),
             ("1: 2", "1", "The sections are"),
         ],
     )
@@ -294,6 +293,12 @@ class TestBounds:
                 "default false",
             ),
             ("rollout.stop", "x", '"x"', "must be a list of texts", "a list of texts", "[a, b]"),
+            ("learner.lora_target_modules", "[]", "a list of 0", "short", "not empty", "[a, b]"),
+            ("learner.lora_rank", "513", "513", "too large", ">= 0, <= 512", "default 0"),
+            ("learner.minibatches_per_batch", "0", "0", "too small", ">= 1", "default 1"),
+            ("loss.beta", "-1", "-1", "too small", ">= 0, <= 100", "default 0.0"),
+            ("loss.epsilon", "1", "1", "too large", "> 0, < 1", "default null"),
+            ("checkpoint.save_steps", "0", "0", "too small", ">= 1", "default null"),
             (
                 "rollout.max_model_length",
                 "x",
@@ -333,6 +338,12 @@ class TestBounds:
             f"{path}:6: rollout.stop[1]: must be text (got 1). Put it in quotes"
         )
 
+    def test_empty_items_of_a_list(self, write: Write) -> None:
+        path = write(f"{REQUIRED}learner:\n  lora_target_modules:\n    - ''\n")
+        assert only_problem(path) == (
+            f"{path}:5: learner.lora_target_modules[0]: is empty. Write text, or remove the item"
+        )
+
     def test_choices(self, write: Write) -> None:
         path = write(REQUIRED + "cluster: {device: gpu}\nrollout: {dtype: bf16}\n")
         first, second = problems(path)
@@ -347,6 +358,7 @@ class TestBounds:
             ("run.name", "../x", "letters, digits and . _ -, starting with a letter or digit"),
             ("run.name", "x" * 101, "at most 100 characters"),
             ("data.train", "", "not empty"),
+            ("learner.deepspeed", "", "not empty"),
         ],
     )
     def test_text(self, key: str, value: str, allowed: str) -> None:
@@ -371,6 +383,99 @@ class TestBounds:
         message = only_problem(None, FLAGS | {"rollout.max_model_length": "100"})
         assert message.startswith("--rollout.max_model_length: ")
         assert "data.max_prompt_length + rollout.max_completion_length = 1536" in message
+
+    @pytest.mark.parametrize(
+        ("keys", "place", "words"),
+        [
+            (
+                {"loss.epsilon": 0.2},
+                "loss.epsilon",
+                "loss.type real has no importance ratio and clips nothing. Remove loss.epsilon",
+            ),
+            (
+                {"loss.type": "real_bce", "loss.epsilon_high": 0.3},
+                "loss.epsilon_high",
+                "use loss.type grpo, dapo or gspo",
+            ),
+            (
+                {"learner.prompts_per_step": 8, "learner.minibatches_per_batch": 3},
+                "learner.minibatches_per_batch",
+                "= 3 does not divide prompts_per_step = 8",
+            ),
+            (
+                {"learner.packing": False},
+                "learner.packing",
+                "set learner.share_prefix: false too",
+            ),
+            (
+                {"learner.zero_stage": 0, "learner.offload_optimizer": True},
+                "learner.offload_optimizer",
+                "needs learner.zero_stage 1, 2 or 3",
+            ),
+            (
+                {"learner.offload_params": True},
+                "learner.offload_params",
+                "needs learner.zero_stage 3 (zero_stage is 2)",
+            ),
+            (
+                {"learner.lora_sync": "adapter"},
+                "learner.lora_sync",
+                "set learner.lora_rank above 0, or learner.lora_sync: merged",
+            ),
+            (
+                {"learner.lora_target_modules": ["all-linear", "q_proj"]},
+                "learner.lora_target_modules",
+                "give [all-linear] alone",
+            ),
+            (
+                {"data.max_prompt_length": 600, "learner.max_tokens_per_microbatch": 1000},
+                "learner.max_tokens_per_microbatch",
+                "= 1000 cannot hold one sequence of data.max_prompt_length = 600 and rollout.",
+            ),
+            (
+                {"rollout.max_completion_length": 20000},
+                "rollout.max_completion_length",
+                "rollout.max_completion_length = 20000 tokens. Raise it to 21024 or more",
+            ),
+        ],
+    )
+    def test_keys_that_do_not_go_together(
+        self, write: Write, keys: dict[str, object], place: str, words: str
+    ) -> None:
+        values: dict[str, dict[str, object]] = {
+            "model": {"name_or_path": "m"},
+            "data": {"train": "arithmetic"},
+        }
+        for name, value in keys.items():
+            section, _, field = name.partition(".")
+            values.setdefault(section, {})[field] = value
+        path = write(yaml.safe_dump(values))
+        flags = {name: yaml.safe_dump(v).removesuffix("\n...\n") for name, v in keys.items()}
+        for message, start in (
+            (only_problem(path), f"{path}:"),
+            (only_problem(None, FLAGS | flags), "--"),
+        ):
+            assert re.match(rf"{re.escape(start)}(\d+: )?{re.escape(place)}: ", message)
+            assert words in message
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"learner.prompts_per_step": "8", "learner.minibatches_per_batch": "4"},
+            {"learner.packing": "false", "learner.share_prefix": "false"},
+            {"learner.zero_stage": "1", "learner.offload_optimizer": "true"},
+            {"learner.zero_stage": "3", "learner.offload_params": "true"},
+            {"learner.zero_stage": "3", "learner.lora_rank": "8"},
+            {"learner.lora_rank": "8", "learner.lora_sync": "adapter"},
+            {"learner.lora_target_modules": "[q_proj, v_proj]"},
+            {"learner.max_tokens_per_microbatch": "1536"},
+            {"loss.type": "gspo", "loss.epsilon": "3e-4", "loss.epsilon_high": "4e-4"},
+            {"loss.labels": "group_mean", "loss.positive_above": "0.5"},
+            {"loss.type": "grpo", "loss.truncated": "exclude", "loss.tau": "0.1"},
+        ],
+    )
+    def test_keys_that_go_together(self, keys: dict[str, str]) -> None:
+        load_config(None, FLAGS | keys)
 
 
 def test_all_problems_at_once(write: Write) -> None:

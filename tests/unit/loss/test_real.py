@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import pytest
 import torch
@@ -12,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from real_ray.errors import GroupError, RewardError
-from real_ray.loss import batch_loss, count_groups, group_loss, group_weights, labels, two_sided
+from real_ray.errors import GroupError
+from real_ray.loss import group_loss, group_weights
 
 Group = tuple[list[float], list[bool]]
-Denominator = Literal["all", "valid"]
 
 
 def reference_loss(scores: Sequence[float], positive: Sequence[bool], tau: float) -> float:
@@ -111,32 +109,18 @@ def test_token_level_gradients_of_v1() -> None:
         assert t.grad.tolist() == pytest.approx([value] * len(t), abs=1e-9)
 
 
-@pytest.mark.parametrize(("denominator", "loss"), [("all", 1.256353929), ("valid", 2.512707858)])
-def test_batch_of_v1_and_v6(denominator: Denominator, loss: float) -> None:
-    s, y = f64([V1[0], V6[0]]), torch.tensor([V1[1], V6[1]])
-    num_groups = count_groups(two_sided(y), denominator)
-    assert batch_loss(group_loss(s, y, 0.5), num_groups).item() == pytest.approx(loss, abs=1e-9)
-    # The shares of two parts of the batch add up to the same loss.
-    parts = [batch_loss(group_loss(s[i : i + 1], y[i : i + 1], 0.5), num_groups) for i in (0, 1)]
-    assert sum(p.item() for p in parts) == pytest.approx(loss, abs=1e-9)
-    assert num_groups == sum(count_groups(two_sided(y[i : i + 1]), denominator) for i in (0, 1))
-
-
-@pytest.mark.parametrize("denominator", ["all", "valid"])
-def test_backward_works_when_every_group_is_one_sided(denominator: Denominator) -> None:
+def test_backward_works_when_every_group_is_one_sided() -> None:
     s = torch.randn(3, 4, requires_grad=True)
-    y = torch.tensor([[1] * 4, [0] * 4, [1] * 4])
-    num_groups = count_groups(two_sided(y), denominator)
-    loss = batch_loss(group_loss(s, y, 0.5), num_groups)
-    loss.backward()
-    assert loss.item() == 0.0
+    losses = group_loss(s, torch.tensor([[1] * 4, [0] * 4, [1] * 4]), 0.5)
+    losses.sum().backward()
+    assert losses.tolist() == [0.0] * 3
     assert s.grad is not None
     assert torch.equal(s.grad, torch.zeros_like(s))
 
 
-def test_a_rank_without_groups_has_loss_zero() -> None:
+def test_no_groups() -> None:
     s = torch.zeros(0, 4, requires_grad=True)
-    loss = batch_loss(group_loss(s, torch.zeros(0, 4, dtype=torch.bool), 0.5), 0)
+    loss = group_loss(s, torch.zeros(0, 4, dtype=torch.bool), 0.5).sum()
     loss.backward()
     assert loss.item() == 0.0
 
@@ -157,8 +141,6 @@ def test_an_excluded_member_is_in_neither_class(score: float, label: int) -> Non
 def test_two_sided_is_decided_after_the_exclusion() -> None:
     y = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])
     included = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 0], [1, 1, 1]])
-    assert two_sided(y).tolist() == [True, True, True, False]
-    assert two_sided(y, included).tolist() == [False, False, True, False]
     s = torch.randn(4, 3)
     losses = group_loss(s, y, 0.5, included)
     assert (losses != 0).tolist() == [False, False, True, False]
@@ -270,19 +252,6 @@ def test_weights_give_the_gradient_of_the_loss_from_split_members() -> None:
     torch.testing.assert_close(theta.grad, whole)
 
 
-def test_labels_are_a_strict_threshold() -> None:
-    rewards = torch.tensor([[0.0, 1.0, 0.5], [-1.0, 0.1, 2.0]])
-    assert labels(rewards, 0.0).tolist() == [[False, True, True], [False, True, True]]
-    assert labels(rewards, 0.5).tolist() == [[False, True, False], [False, False, True]]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
-    rewards = torch.tensor([[0.0, 1.0, 0.5], [1.0, bad, 2.0]])
-    with pytest.raises(RewardError, match=rf"member 1 of group 1 .* {bad}"):
-        labels(rewards, 0.0)
-
-
 LossFunction = Callable[..., Tensor]
 
 
@@ -318,10 +287,3 @@ class TestRefusals:
     def test_scores_that_are_integers(self, function: LossFunction) -> None:
         with pytest.raises(ValueError, match="int64"):
             function(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[1, 0]]), 0.5)
-
-
-def test_unknown_denominator_and_negative_count_are_refused() -> None:
-    with pytest.raises(ValueError, match="'some'"):
-        count_groups(torch.tensor([True]), "some")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="-1"):
-        batch_loss(torch.zeros(1), -1)

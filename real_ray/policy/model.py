@@ -1,0 +1,98 @@
+"""The policy: a Hugging Face causal language model that answers with log-probs."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from real_ray.errors import ModelError
+from real_ray.policy.attention import SEGMENTS, register
+from real_ray.policy.layout import PolicyInput
+from real_ray.policy.logprobs import linear_logprobs
+
+
+class Policy(nn.Module):
+    """Log-probs of completion tokens under a causal language model.
+
+    The output layer is computed in float32, as in the generators (vLLM's `head_dtype`): logits of
+    16 and more are rounded to steps of 0.125 in bfloat16, as much as the scores of REAL differ.
+
+    Args:
+        model: `AutoModelForCausalLM`; its output layer answers to `forward` of this class only.
+
+    Raises:
+        ModelError: the model does more to its logits than a scale.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        config = model.config.get_text_config()
+        if getattr(config, "final_logit_softcapping", None) is not None:
+            raise ModelError(
+                f"{type(model).__name__} caps its logits (final_logit_softcapping), which the "
+                "learner does not compute: use another model"
+            )
+        self._scale = float(
+            (getattr(config, "logit_scale", None) or 1.0)
+            / (getattr(config, "logits_scaling", None) or 1.0)
+        )
+        self.model = model
+        head = model.get_output_embeddings()
+        # Through `forward` of the layer, so that ZeRO-3 gathers its weight.
+        head.forward = MethodType(_head_logprobs, head)
+
+    def forward(self, inputs: PolicyInput, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs [T] with a graph, and entropies in nats [T] without, of ``inputs.tokens``.
+
+        Args:
+            temperature: of the sampling, above 0.
+        """
+        hidden = self.model.base_model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            attention_mask=inputs.attention_mask,
+            segments=inputs.segments,
+            use_cache=False,
+        ).last_hidden_state
+        head = self.model.get_output_embeddings()
+        logprobs, entropy = head(
+            hidden.flatten(0, 1).index_select(0, inputs.predicts),
+            inputs.tokens,
+            temperature / self._scale,
+        )
+        return logprobs, entropy
+
+
+def load_policy(
+    name_or_path: str, *, dtype: torch.dtype, packing: bool, trust_remote_code: bool
+) -> Policy:
+    """Load a model from a Hugging Face directory or the hub.
+
+    Args:
+        packing: for packed rows; otherwise for padded ones.
+
+    Raises:
+        ModelError: the model cannot be loaded, or its attention cannot be replaced for packing.
+    """
+    from transformers import AutoModelForCausalLM
+
+    register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_path,
+            dtype=dtype,
+            attn_implementation=SEGMENTS if packing else "sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"model {name_or_path}: {error}") from error
+    return Policy(model)
+
+
+def _head_logprobs(
+    head: Any, hidden: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    return linear_logprobs(hidden, head.weight, head.bias, tokens, temperature)
