@@ -72,7 +72,7 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
         partial.mkdir(parents=True)
 
     def complete() -> None:
-        _write_model_files(engine.module.model, partial / MODEL, tokenizer)
+        _write_model_files(engine.module.model, partial / MODEL, facts, tokenizer)
         for script in partial.glob("*.py"):
             script.unlink()  # DeepSpeed's converters; `real-ray export` does their work
         num_shards = len(list((partial / STATE).glob("*_optim_states.pt")))
@@ -353,13 +353,18 @@ def _repair_optimizer(optimizer: torch.optim.Optimizer, universal: Path) -> None
         )
 
 
-def _write_model_files(model: Any, directory: Path, tokenizer: Any) -> None:
+def _write_model_files(
+    model: Any, directory: Path, facts: CheckpointFacts, tokenizer: Any
+) -> None:
     model.config.save_pretrained(directory)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     for adapter in getattr(model, "peft_config", {}).values():
         adapter.save_pretrained(directory)
+    if facts.trust_remote_code:
+        for code in Path(facts.base_model).glob("*.py"):  # none for a name on the hub
+            shutil.copy(code, directory)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from rich.console import Console
 from actors.cluster import Cluster, address_of, connect, this_machine
 from actors.node import LOOPBACK, listen
 from real_ray.config import Config
+from real_ray.config.deepspeed_json import deepspeed_config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
 from real_ray.errors import ResourceError, first_error
@@ -64,6 +65,7 @@ def launch(config: Config) -> int:
         else []
     )
     load_reward(config.reward.function)
+    deepspeed_config(config.learner)
     if address_of(config.cluster) is None:
         _check_this_machine(config)
     run = RunDirectory(config)

@@ -128,9 +128,7 @@ class LearnerActor:
 
     def probe(self, token_ids: IntArray) -> FloatArray:
         """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
-        inputs = one_sequence(
-            token_ids, layout=layout_of(self._spec.config), device=self._device
-        )
+        inputs = one_sequence(token_ids, layout=layout_of(self._spec.config), device=self._device)
         with torch.no_grad():
             logprobs, _ = self._engine(inputs, 1.0)
         result: FloatArray = logprobs.cpu().numpy()

@@ -207,9 +207,7 @@ class BatchTrainer:
             case "blend":
                 # Mean log-ratio to the proximal policy, plus lambda times that from it to the
                 # generator's; the second has no gradient.
-                return torch.lerp(
-                    proximal, tokens.generator_logprobs, self._spec.loss.blend_lambda
-                )
+                return torch.lerp(proximal, tokens.generator_logprobs, self._spec.loss.blend_lambda)
 
     def _table(self, step: OptimiserStep) -> GroupTable:
         return GroupTable(

@@ -179,6 +179,40 @@ def demo(
     raise typer.Exit(exit_code(command, debug=context.obj))
 
 
+@app.command()
+def export(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint of a run, or the run's directory: its newest one.",
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to; must not exist yet, or be empty.")
+    ],
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="The LoRA adapter alone, not merged into its base model."),
+    ] = False,
+) -> None:
+    """Make a Hugging Face directory of a checkpoint, for transformers, vLLM and others."""
+
+    def command() -> int:
+        _check_actors_package()
+        from actors.export import export
+
+        done = export(checkpoint, directory, adapter=adapter)
+        typer.echo(
+            f"{done.directory}: {done.num_tensors} tensors in {done.dtype}, "
+            f"policy version {done.policy_version}"
+        )
+        return 0
+
+    raise typer.Exit(exit_code(command, debug=context.obj))
+
+
 def _load(config_file: str, context: typer.Context) -> Config:
     # With flags before CONFIG, typer takes the first flag for it.
     files, overrides = split_arguments([config_file, *context.args])

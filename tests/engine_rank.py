@@ -15,10 +15,12 @@ import torch.distributed as dist
 
 from actors.checkpoint import CheckpointFacts, deepspeed_checkpoint_config, load, save
 from actors.zero import StepOutcome, optimizer_step, poison_unless_finite
+from real_ray.policy.lora import add_lora
 
 State = dict[str, np.ndarray]
 
-_LR, _LORA_RANK, _LORA_ALPHA = 1e-2, 4, 8.0
+_LR = 1e-2
+_LORA_RANK, _LORA_ALPHA, _LORA_TARGETS = 4, 8.0, ("q_proj", "down_proj")
 
 
 class Wrapper(torch.nn.Module):
@@ -67,12 +69,9 @@ class EngineRank:
         torch.manual_seed(0)
         hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         if lora:
-            from peft import LoraConfig
-
-            config = LoraConfig(
-                r=_LORA_RANK, lora_alpha=_LORA_ALPHA, target_modules=["q_proj", "down_proj"]
+            add_lora(
+                hf, rank=_LORA_RANK, alpha=_LORA_ALPHA, target_modules=_LORA_TARGETS, seed=0
             )
-            hf.add_adapter(config)
             for name, parameter in hf.named_parameters():
                 if "lora_B" in name:  # zeros have no gradient for A
                     torch.nn.init.normal_(parameter, std=0.1)
@@ -86,7 +85,7 @@ class EngineRank:
             trust_remote_code=False,
             lora_rank=_LORA_RANK if lora else 0,
             lora_alpha=_LORA_ALPHA if lora else 0.0,
-            lora_target_modules=("q_proj", "down_proj") if lora else (),
+            lora_target_modules=_LORA_TARGETS if lora else (),
         )
         trainable = [p for p in hf.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
@@ -172,4 +171,25 @@ class EngineRank:
         state["steps"] = np.array(sorted(steps))
         for key in ("lr", "weight_decay"):
             state[key] = np.array([group[key] for group in inner.param_groups])
+        return state
+
+    def hugging_face_weights(self) -> State:
+        """What generators would get, in float32; all ranks gather together."""
+        from actors.weight_source import full_parameters
+
+        dtype = getattr(torch, self._facts.dtype)
+        return {
+            name: tensor.float().numpy()
+            for name, tensor in full_parameters(self._engine.module.model, dtype)
+        }
+
+    def adapter(self) -> State:
+        """Full values of the adapter, under their names in a file of peft, in float32."""
+        from actors.weight_source import gathered
+        from real_ray.policy.lora import adapter_parameters
+
+        state: State = {}
+        for name, parameter in adapter_parameters(self._engine.module.model).items():
+            with gathered([parameter]):
+                state[name] = parameter.detach().float().numpy().copy()
         return state

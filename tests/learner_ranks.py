@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from groups import ticket_of
 from local_ray import local_ray
@@ -47,9 +48,7 @@ class LearnerRanks:
             timeout=180,
         )
 
-    def train(
-        self, groups: Sequence[RolloutGroup], *, policy_version: int = 1
-    ) -> dict[str, float]:
+    def train(self, groups: Sequence[RolloutGroup], *, policy_version: int = 1) -> dict[str, float]:
         """Metrics of the step on these groups; records and warnings are kept."""
         work = rank_work(
             [ticket_of(group) for group in groups],
@@ -73,6 +72,11 @@ class LearnerRanks:
     def gradients(self) -> list[Gradients]:
         """Of each optimiser step since `configure`."""
         result: list[Gradients] = self.call("gradients")[0]
+        return result
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Current full values by Hugging Face name."""
+        result: dict[str, np.ndarray] = self.call("parameters")[0]
         return result
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

@@ -37,6 +37,17 @@ class RecordingLearner(LearnerActor):
 
         self._engine.step = recording_step
 
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Full values by Hugging Face name."""
+        import deepspeed
+
+        found = {}
+        for name, parameter in self._engine.module.model.named_parameters():
+            partitioned = hasattr(parameter, "ds_shape")
+            with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
+                found[name] = parameter.detach().float().cpu().numpy().copy()
+        return found
+
     def gradients(self) -> list[Gradients]:
         """Of each optimiser step since the start."""
         return self._gradients

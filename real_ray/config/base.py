@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
-Word = Annotated[str, MinLen(1)]
+Word = Annotated[str, StringConstraints(min_length=1)]
 """An item of a list of texts."""
 
 

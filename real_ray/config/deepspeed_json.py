@@ -47,6 +47,8 @@ _FIXED = {
     "optimizer.type": "the learner's optimiser is torch's AdamW",
     "bf16.bf16_master_weights_and_grads": "master weights are float32",
     "bf16.bf16_optimizer_states": "the optimiser's state is float32",
+    "bf16.check_grad_overflow": "steps without a finite gradient are skipped",
+    "data_types.grad_accum_dtype": "gradients of micro-batches add up in float32, but for ZeRO-0",
     "gradient_allreduce_op": "the loss of a rank is scaled for the mean over ranks",
     "managed_gradient_accumulation": "the learner marks the last micro-batch of a step itself",
     "zero_allow_untested_optimizer": "the learner's optimiser is torch's AdamW",
@@ -105,8 +107,14 @@ def _settings(config: LearnerConfig) -> dict[str, Any]:
         # torch's AdamW needs no compiler at run time, unlike DeepSpeed's own.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "data_types": {"grad_accum_dtype": _accumulation(config)},
         "steps_per_print": 2**31,
     }
+
+
+def _accumulation(config: LearnerConfig) -> str | None:
+    """In bfloat16, the sum over many micro-batches would lose the small ones; null: ZeRO-0."""
+    return "fp32" if config.zero_stage else None
 
 
 def _decided(config: LearnerConfig) -> dict[str, Any]:
@@ -119,6 +127,7 @@ def _decided(config: LearnerConfig) -> dict[str, Any]:
         "bfloat16.enabled": config.dtype == "bfloat16",
         "bf16.bf16_master_weights_and_grads": False,
         "bf16.bf16_optimizer_states": False,
+        "bf16.check_grad_overflow": True,
         "fp16.enabled": False,
         "torch_autocast.enabled": False,
         "optimizer.type": "AdamW",
@@ -130,6 +139,7 @@ def _decided(config: LearnerConfig) -> dict[str, Any]:
         "zero_optimization.cpu_offload": config.offload_optimizer,
         "zero_optimization.offload_param.device": "cpu" if config.offload_params else "none",
         "zero_optimization.cpu_offload_param": config.offload_params,
+        "data_types.grad_accum_dtype": _accumulation(config),
         "gradient_allreduce_op": "mean",
         "managed_gradient_accumulation": True,
         "zero_allow_untested_optimizer": True,

@@ -8,12 +8,12 @@ from real_ray.loss.checks import check_groups, check_rewards, check_same_groups
 
 
 def group_advantages(rewards: Tensor, included: Tensor) -> Tensor:
-    """``(reward - mean) / (std + 1e-6)`` over the included members of each group.
+    """``(reward - mean) / (std + 1e-4)`` over the included members of each group.
 
     Source: GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (ddof 1).
 
     Args:
-        rewards: [G, N].
+        rewards: [G, N] float32.
         included: [G, N] bool.
 
     Returns:
@@ -27,12 +27,9 @@ def group_advantages(rewards: Tensor, included: Tensor) -> Tensor:
     check_groups("rewards", rewards)
     check_same_groups("rewards", rewards, "included", included)
     check_rewards(rewards)
-    exact = rewards.double()
+    exact = rewards.double()  # so the mean of equal float32 rewards is exact
     count = included.sum(dim=1, keepdim=True)
     mean = exact.masked_fill(~included, 0.0).sum(dim=1, keepdim=True) / count.clamp_min(1)
     deviation = (exact - mean).masked_fill(~included, 0.0)
     variance = deviation.square().sum(dim=1, keepdim=True) / (count - 1).clamp_min(1)
-    # Rounding of the mean must not turn equal rewards into small advantages.
-    highest = exact.masked_fill(~included, float("-inf")).amax(dim=1, keepdim=True)
-    lowest = exact.masked_fill(~included, float("inf")).amin(dim=1, keepdim=True)
-    return (deviation / (variance.sqrt() + 1e-4)).masked_fill(highest <= lowest, 0.0)
+    return deviation / (variance.sqrt() + 1e-4)

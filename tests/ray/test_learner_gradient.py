@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,17 @@ from tiny_model import build_model
 from actors.requests import layout_of
 from real_ray.batching import Slice, num_tokens
 from real_ray.config import LossConfig
-from real_ray.types import RolloutGroup
+from real_ray.errors import GroupError, LearnerError
+from real_ray.types import RolloutGroup, VersionSpan
 
 TAU = 0.5
 
 MIXED = [
     make_group("a", prompt_length=9, lengths=(1, 7, 3, 12), rewards=(1, 0, 0, 1), truncated=(3,)),
     make_group("b", prompt_length=4, lengths=(5, 5, 5, 5), rewards=(1, 1, 1, 1)),
-    make_group("c", prompt_length=12, lengths=(14, 20, 1, 19), rewards=(0, 0, 0, 1), truncated=(1,)),
+    make_group(
+        "c", prompt_length=12, lengths=(14, 20, 1, 19), rewards=(0, 0, 0, 1), truncated=(1,)
+    ),
     make_group("d", prompt_length=6, lengths=(8, 2, 4, 6), rewards=(1, 1, 0, 1)),
     make_group("e", prompt_length=3, lengths=(3, 3, 1, 2), rewards=(0, 0, 0, 0), truncated=(0, 1)),
 ]
@@ -49,10 +55,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learners(
-    model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[int, LearnerRanks]]:
-    with two_sizes_of_learner(model, tmp_path_factory.mktemp("run")) as found:
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def learners(model: Path, run_directory: Path) -> Iterator[dict[int, LearnerRanks]]:
+    with two_sizes_of_learner(model, run_directory) as found:
         yield found
 
 
@@ -68,18 +77,21 @@ def budget(groups: Sequence[RolloutGroup], share: float, layout: Any) -> int:
     return max(longest, math.ceil(share * num_tokens(whole, shapes, layout)))
 
 
-def token_logprobs(model: Path, groups: Sequence[RolloutGroup]) -> tuple[Any, list[list[Any]]]:
-    """Each completion alone, unpadded, in float64."""
+def load(model: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+
+
+def token_logprobs(policy: Any, groups: Sequence[RolloutGroup]) -> list[list[torch.Tensor]]:
+    """Each completion alone, unpadded, in float64."""
 
     def of(prompt: np.ndarray, completion: np.ndarray) -> torch.Tensor:
         ids = torch.tensor(np.concatenate([prompt, completion]))[None].long()
         logprobs = (policy(input_ids=ids).logits[0] / TEMPERATURE).log_softmax(-1)
         return logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
 
-    return policy, [
+    return [
         [of(g.sampled.prompt.token_ids, c.token_ids) for c in g.sampled.completions] for g in groups
     ]
 
@@ -93,32 +105,46 @@ def real(scores: list[torch.Tensor], positive: list[bool]) -> torch.Tensor:
     return torch.log(1 + sum(pull)) + torch.log(1 + sum(push))
 
 
-def reference(model: Path, groups: Sequence[RolloutGroup], loss: LossConfig) -> Gradients:
-    """The gradient of one optimiser step, from the formulas."""
-    policy, logprobs = token_logprobs(model, groups)
+def reference(
+    policy: Any, groups: Sequence[RolloutGroup], loss: LossConfig, start: Any = None
+) -> Gradients:
+    """The gradient of one optimiser step, from the formulas.
+
+    Args:
+        start: the policy at the start of the batch and the reference of the KL term, if it is
+            another one.
+    """
+    logprobs = token_logprobs(policy, groups)
+    with torch.no_grad():
+        at_start = token_logprobs(start or policy, groups)
+    policy.zero_grad()
     parts: list[torch.Tensor] = []
     sided = tokens = sequences = 0
     kl = torch.zeros((), dtype=torch.float64)
-    for group, of_group in zip(groups, logprobs, strict=True):
-        kept = [
-            (lp, lp - torch.tensor(c.generator_logprobs).double(), float(r))
-            for lp, c, r in zip(of_group, group.sampled.completions, group.rewards, strict=True)
-            if loss.truncated == "include" or c.finish_reason != "length"
-        ]
-        rewards = [r for _, _, r in kept]
+    for group, of_group, of_start in zip(groups, logprobs, at_start, strict=True):
+        kept = []
+        for lp, first, c, reward in zip(
+            of_group, of_start, group.sampled.completions, group.rewards, strict=True
+        ):
+            if loss.truncated == "exclude" and c.finish_reason == "length":
+                continue
+            behaviour = torch.tensor(c.generator_logprobs).double()
+            share = {"behaviour": 1.0, "proximal": 0.0, "blend": loss.blend_lambda}
+            of_mismatch = share[loss.old_logprobs]
+            kept.append((lp - first + of_mismatch * (first - behaviour), float(reward)))
+            k3 = (first - lp).exp() - 1 - (first - lp)
+            kl, tokens = kl + k3.sum(), tokens + len(lp)
+        rewards = [r for _, r in kept]
         mean = sum(rewards) / len(rewards)
         std = float(np.std(rewards, ddof=1))
         bound = 0.0 if loss.labels == "threshold" else mean
         positive = [r > bound for r in rewards]
         sided += len(set(positive)) == 2
-        tokens += sum(len(lp) for lp, _, _ in kept)
         sequences += len(kept)
-        # The reference policy is the one of the start, so KL has gradient 0 there; see below.
-        kl = kl + sum(((lp.detach() - lp).exp() - 1 - (lp.detach() - lp)).sum() for lp, _, _ in kept)
         if loss.type == "real":
-            parts.append(real([ratio.mean() for _, ratio, _ in kept], positive))
+            parts.append(real([ratio.mean() for ratio, _ in kept], positive))
             continue
-        for _, ratio, reward in kept:
+        for ratio, reward in kept:
             advantage = (reward - mean) / (std + 1e-4)
             if loss.type in ("grpo", "dapo"):
                 high = 0.2 if loss.type == "grpo" else 0.28
@@ -152,7 +178,7 @@ def assert_equal(got: Gradients, expected: Gradients) -> None:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[str, Gradients]:
     return {
-        truncated: reference(model, MIXED, LossConfig(tau=TAU, truncated=truncated))
+        truncated: reference(load(model), MIXED, LossConfig(tau=TAU, truncated=truncated))
         for truncated in ("include", "exclude")
     }
 
@@ -185,3 +211,285 @@ def test_gradient_equals_the_one_of_a_single_process(
         assert result["policy/grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert len({count for count, _ in counts}) >= 3, counts
     assert {is_cut for _, is_cut in counts} == {False, True}, "one pass where whole groups fit"
+
+
+def uneven(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    """Micro-batches as small as can be: every group is cut."""
+    return {"max_tokens_per_microbatch": budget(groups, 0.0, "shared_prefix")}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossConfig(type="real", tau=TAU, group_denominator="valid"),
+        LossConfig(type="real", tau=TAU, labels="group_mean", truncated="exclude"),
+        LossConfig(type="real_bce", tau=TAU, truncated="exclude"),
+        LossConfig(type="grpo"),
+        LossConfig(type="dapo", truncated="exclude"),
+        LossConfig(type="gspo"),
+    ],
+    ids=lambda loss: f"{loss.type}-{loss.labels}-{loss.group_denominator}-{loss.truncated}",
+)
+def test_every_loss_has_the_gradient_of_a_single_process(
+    model: Path, learners: dict[int, LearnerRanks], loss: LossConfig
+) -> None:
+    # Off the policy that sampled, so that ratios are clipped on both sides.
+    groups = [
+        *MIXED,
+        make_group("i", prompt_length=5, lengths=(6, 1, 9, 3), rewards=(0.2, 0.9, 0.5, 0.1)),
+    ]
+    learners[2].configure(loss=loss, **uneven(groups))
+    learners[2].train(groups)
+    assert_equal(learners[2].gradients()[0], reference(load(model), groups, loss))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"offload_optimizer": True, "zero_stage": 1},
+        {"offload_optimizer": True, "zero_stage": 2},
+        {"offload_optimizer": True, "offload_params": True, "zero_stage": 3},
+        {"gradient_checkpointing": True, "zero_stage": 3},
+    ],
+    ids=str,
+)
+def test_memory_savers_change_no_gradient(
+    learners: dict[int, LearnerRanks],
+    expected: dict[str, Gradients],
+    options: dict[str, Any],
+) -> None:
+    learners[2].configure(loss=LossConfig(tau=TAU), **uneven(MIXED), **options)
+    learners[2].train(MIXED)
+    assert_equal(learners[2].gradients()[0], expected["include"])
+
+
+def test_long_rows_attend_segment_by_segment(
+    model: Path, learners: dict[int, LearnerRanks]
+) -> None:
+    groups = [
+        make_group("long", prompt_length=300, lengths=(150, 1, 90), rewards=(1, 0, 0)),
+        make_group("longer", prompt_length=10, lengths=(400, 2, 200), rewards=(1, 0, 0)),
+    ]
+    expected = reference(load(model), groups, LossConfig(tau=TAU))
+    for layout in LAYOUTS.values():
+        learners[1].configure(loss=LossConfig(tau=TAU), **layout)
+        learners[1].train(groups)
+        assert_equal(learners[1].gradients()[0], expected)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (LossConfig(tau=TAU), {"zero_stage": 2}),
+        (LossConfig(tau=TAU, old_logprobs="proximal"), {"zero_stage": 2}),
+        (LossConfig(tau=TAU, old_logprobs="blend", blend_lambda=0.3), {"zero_stage": 3}),
+        (LossConfig(tau=TAU, beta=0.5), {"zero_stage": 2}),
+        (LossConfig(tau=TAU, beta=0.5, truncated="exclude"), {"zero_stage": 3}),
+        (LossConfig(type="gspo", old_logprobs="proximal", beta=0.1), {"zero_stage": 0}),
+    ],
+    ids=lambda value: (
+        f"{value.type}-{value.old_logprobs}-beta{value.beta}"
+        if isinstance(value, LossConfig)
+        else str(value)
+    ),
+)
+def test_all_steps_of_a_batch_refer_to_the_policy_at_its_start(
+    model: Path,
+    learners: dict[int, LearnerRanks],
+    num_ranks: int,
+    loss: LossConfig,
+    options: dict[str, Any],
+) -> None:
+    groups = [make_group(str(n), **SHAPES[n % 3]) for n in range(6)]
+    learner = learners[num_ranks]
+    learner.configure(
+        loss=loss,
+        prompts_per_step=6,
+        minibatches_per_batch=2,
+        learning_rate=2e-3,
+        max_tokens_per_microbatch=40,
+        **options,
+    )
+    metrics = learner.train(groups)
+    policy, start = load(model), load(model)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3, weight_decay=0.0)
+    first = reference(policy, groups[:3], loss, start)
+    optimizer.step()
+    second = reference(policy, groups[3:], loss, start)
+    got = learner.gradients()
+    assert len(got) == 2
+    assert_equal(got[0], first)
+    # The first step of Adam is the sign of the gradient, which rounding decides where it is 0.
+    error = math.sqrt(sum(float(((got[1][n] - g) ** 2).sum()) for n, g in second.items()))
+    assert error < 2e-3 * math.sqrt(sum(float((g**2).sum()) for g in second.values()))
+    assert ("policy/kl" in metrics) == (loss.beta > 0)
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"prompt_length": 5, "lengths": (9, 2, 14), "rewards": (1, 0, 0), "truncated": (2,)},
+    {"prompt_length": 12, "lengths": (1, 6, 3), "rewards": (0, 1, 1)},
+    {"prompt_length": 3, "lengths": (4, 4, 8), "rewards": (1, 1, 1), "truncated": (0,)},
+]
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_lora_trains_the_adapter_with_the_gradient_of_the_full_weight(
+    learners: dict[int, LearnerRanks], expected: dict[str, Gradients], zero_stage: int
+) -> None:
+    learner = learners[2]
+    learner.configure(
+        loss=LossConfig(tau=TAU, beta=0.5),
+        zero_stage=zero_stage,
+        lora_rank=4,
+        lora_alpha=8.0,
+        weight_decay=0.1,
+        **uneven(MIXED),
+    )
+    start = learner.parameters()
+    metrics = learner.train(MIXED)
+    got = learner.gradients()[0]
+    assert got.keys() == {name for name in start if ".lora_" in name}
+    scale = max(np.abs(gradient).max() for gradient in got.values())
+    for name, gradient in got.items():
+        if ".lora_A" in name:  # B is 0
+            np.testing.assert_allclose(gradient, 0, atol=1e-12)
+            continue
+        weight = name.replace("lora_B.default.", "")
+        down = start[name.replace("lora_B", "lora_A")]
+        through = 8.0 / 4 * expected["include"][weight] @ down.T
+        np.testing.assert_allclose(gradient, through, rtol=1e-3, atol=4e-6 * scale, err_msg=name)
+    assert metrics["policy/kl"] == 0, "the reference is the base model"
+    assert learner.train(MIXED, policy_version=2)["policy/kl"] > 0
+    after = learner.parameters()
+    for name, value in start.items():
+        if ".lora_" not in name:
+            np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_or_a_batch_of_one_sided_groups_neither_hangs_nor_moves_the_policy(
+    model: Path, learners: dict[int, LearnerRanks], num_ranks: int
+) -> None:
+    learner, loss = learners[num_ranks], LossConfig(tau=TAU, group_denominator="valid")
+    learner.configure(loss=loss, zero_stage=3, max_tokens_per_microbatch=100)
+    assert learner.train([MIXED[1], MIXED[4]])["policy/grad_norm"] == 0.0
+    # The policy has not moved: the reference still starts from the files.
+    learner.train(ONE_RANK_ONE_SIDED, policy_version=2)
+    assert_equal(learner.gradients()[1], reference(load(model), ONE_RANK_ONE_SIDED, loss))
+    assert learner.train([MIXED[0]])["policy/grad_norm"] > 0, "a group less than there are ranks"
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_then_follows_the_schedule(
+    learners: dict[int, LearnerRanks],
+) -> None:
+    learner = learners[1]
+    learner.configure(
+        warmup_ratio=0.4, lr_schedule="linear", prompts_per_step=2, minibatches_per_batch=2
+    )  # of 10 optimiser steps
+    rates = []
+    for version in range(1, 5):
+        learner.train(MIXED[:2], policy_version=version)
+        rates.append(learner.learning_rate)
+    # Of the second optimiser step of each batch.
+    assert rates == pytest.approx([1e-3 * factor for factor in (0.5, 1.0, 5 / 6, 3 / 6)])
+
+
+def spoiled(uid: str) -> RolloutGroup:
+    """A group whose score is infinite in float32."""
+    group = make_group(uid, prompt_length=5, lengths=(3, 4), rewards=(1, 0))
+    group.sampled.completions[0].generator_logprobs[:] = -3e38
+    return group
+
+
+@pytest.mark.parametrize(("num_ranks", "zero_stage"), [(1, 0), (1, 2), (2, 1), (2, 3)])
+def test_a_step_without_finite_gradient_is_skipped_kept_and_ends_the_run_when_repeated(
+    model: Path,
+    learners: dict[int, LearnerRanks],
+    run_directory: Path,
+    num_ranks: int,
+    zero_stage: int,
+) -> None:
+    learner, loss = learners[num_ranks], LossConfig(tau=TAU)
+    learner.configure(loss=loss, zero_stage=zero_stage, max_bad_steps=2)
+    start = learner.parameters()
+    good = make_group("good", prompt_length=5, lengths=(3, 4), rewards=(1, 0))
+    metrics = learner.train([spoiled("bad"), good], policy_version=7)
+    assert metrics["learner/skipped"] == 1
+    assert not math.isfinite(metrics["policy/grad_norm"])
+    (warning,) = learner.warnings
+    directory = run_directory / "bad_steps" / "step_000007"
+    assert warning.startswith("step 7: the loss or gradient is not finite")
+    assert str(directory) in warning
+    records = [
+        json.loads(line) for path in directory.iterdir() for line in path.read_text().splitlines()
+    ]
+    assert sorted((r["uid"], r["index"], len(r["completion_ids"])) for r in records) == [
+        ("bad", 0, 3), ("bad", 1, 4), ("good", 0, 3), ("good", 1, 4),
+    ]  # fmt: skip
+    shutil.rmtree(directory)
+    for name, value in learner.parameters().items():
+        np.testing.assert_array_equal(value, start[name], err_msg=name)
+    # As if the bad step had not been; and the count starts again.
+    assert learner.train(MIXED, policy_version=8)["learner/skipped"] == 0
+    assert_equal(learner.gradients()[-1], reference(load(model), MIXED, loss))
+    learner.train([spoiled("worse")], policy_version=9)
+    with pytest.raises(LearnerError, match=r"step 10: .* skipped in a row: 2.*max_bad_steps"):
+        learner.train([spoiled("worst")], policy_version=10)
+
+
+def test_mismatch_is_split_by_the_staleness_of_each_token(
+    learners: dict[int, LearnerRanks], model: Path
+) -> None:
+    group = make_group("mixed", prompt_length=5, lengths=(3, 4), rewards=(1, 0))
+    first, second = group.sampled.completions
+    spans = (VersionSpan(version=3, start=0, end=1), VersionSpan(version=5, start=1, end=4))
+    group = replace(
+        group,
+        sampled=replace(
+            group.sampled,
+            completions=(
+                replace(first, spans=(VersionSpan(version=4, start=0, end=3),)),
+                replace(second, spans=spans),
+            ),
+        ),
+    )
+    learners[1].configure()
+    metrics = learners[1].train([group], policy_version=6)
+    logprobs = token_logprobs(load(model), [group])[0]
+    difference = [
+        lp.detach().numpy() - c.generator_logprobs
+        for lp, c in zip(logprobs, group.sampled.completions, strict=True)
+    ]
+    for staleness, values in {0: difference[1][1:], 1: difference[0], 2: difference[1][:1]}.items():
+        for name, expected in (
+            ("mean", np.abs(values).mean()),
+            ("max", np.abs(values).max()),
+            ("k3", (np.exp(values) - 1 - values).mean()),
+        ):
+            key = f"logprobs/mismatch_{name}_staleness_{staleness}"
+            assert metrics[key] == pytest.approx(expected, rel=1e-4), key
+    assert metrics["logprobs/mismatch_max"] == pytest.approx(
+        np.abs(np.concatenate(difference)).max()
+    )
+
+
+def test_records_say_what_each_completion_weighed(learners: dict[int, LearnerRanks]) -> None:
+    learners[2].configure(loss=LossConfig(tau=TAU, truncated="exclude"), **uneven(MIXED))
+    metrics = learners[2].train(MIXED)
+    samples = learners[2].samples
+    assert sorted((s.uid, s.index) for s in samples) == [(u, i) for u in "abcde" for i in range(4)]
+    assert all(s.weight == 0 for s in samples if s.uid in "be"), "one-sided groups weigh nothing"
+    assert {s.label for s in samples if s.finish_reason == "length"} == {None}
+    assert all(s.weight == 0 for s in samples if s.label is None)
+    assert all((s.weight < 0) == (s.label == 1) for s in samples if s.weight)
+    assert metrics["real/two_sided"] == pytest.approx(3 / 5)
+
+
+def test_a_sequence_above_the_budget_is_refused_by_name(
+    learners: dict[int, LearnerRanks],
+) -> None:
+    learners[1].configure(max_tokens_per_microbatch=20)
+    with pytest.raises(GroupError, match=r"group c, member 1: 31 tokens are above .* = 20"):
+        learners[1].train(MIXED)
