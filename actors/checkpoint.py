@@ -100,7 +100,7 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
 
     try:
         _on_rank_0(begin)
-        with _frozen_left_out(engine.module, enabled=facts.lora_rank > 0):
+        with _frozen_left_out(engine.module, enabled=False):
             engine.save_checkpoint(
                 str(partial),
                 tag=STATE,
@@ -353,9 +353,7 @@ def _repair_optimizer(optimizer: torch.optim.Optimizer, universal: Path) -> None
         )
 
 
-def _write_model_files(
-    model: Any, directory: Path, facts: CheckpointFacts, tokenizer: Any
-) -> None:
+def _write_model_files(model: Any, directory: Path, facts: CheckpointFacts, tokenizer: Any) -> None:
     model.config.save_pretrained(directory)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(directory)
@@ -386,7 +384,7 @@ def _frozen_left_out(module: torch.nn.Module, *, enabled: bool) -> Iterator[None
         for name in frozen & state.keys():
             del state[name]
 
-    handle = module.register_state_dict_post_hook(drop)
+    handle = module.register_state_dict_post_hook(drop)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

@@ -48,6 +48,8 @@ def export(path: Path, directory: Path, *, adapter: bool = False) -> Exported:
         ModelError: the base model of the adapter cannot be loaded.
         UserError: the directory is not empty.
     """
+    # transformers imports DeepSpeed, which looks for GPUs and prints that it found none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not empty: give a directory that does not exist yet")
     checkpoint = resolve(path)
@@ -97,7 +99,6 @@ def _trained_tensors(checkpoint: Path, facts: CheckpointFacts) -> Tensors:
             weights_only=False,
         )["module"]
     else:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         log = io.StringIO()
@@ -132,8 +133,9 @@ def _write_model(
         for name, tensor in tensors.items()
         if name in names or (name in persistent and name in dict(model.named_buffers()))
     }
-    model.save_pretrained(directory, state_dict=state)
-    return len(state)
+    num_tensors = len(state)
+    model.save_pretrained(directory, state_dict=state)  # which takes the tensors out of it
+    return num_tensors
 
 
 def _with_adapter(facts: CheckpointFacts, tensors: Tensors) -> Any:

@@ -73,8 +73,10 @@ def plan_step(
 ) -> StepPlan:
     """Spread the groups of an optimiser step over ranks and micro-batches.
 
-    Groups stay whole as long as that balances the ranks (within a third) and the budget has room
-    for them. Longest first, so that the largest micro-batch runs (or runs out of memory) first.
+    Groups stay whole as long as the budget has room for them and cutting some would not relieve
+    the busiest rank by more than a quarter. Packed, no rank has more than 4/3 (mean + longest
+    sequence) tokens, prompts counted once a completion. Each rank's largest micro-batch runs (or
+    runs out of memory) first.
 
     Args:
         max_tokens: most tokens of a micro-batch, padding included.
@@ -158,7 +160,7 @@ def _check_completion(uid: str, completion: Completion) -> None:
 
 
 def _spread(shapes: Sequence[GroupShape], num_ranks: int, layout: Layout) -> list[list[Slice]]:
-    """Slices of each rank: whole groups, or cut ones where whole groups are too uneven."""
+    """Slices of each rank: whole groups, or cut ones where that pays."""
     whole = [Slice(group=g, members=shape.members) for g, shape in enumerate(shapes)]
     costs = [num_tokens([part], shapes, layout) for part in whole]
     ranks: list[list[Slice]] = [[] for _ in range(num_ranks)]
@@ -167,9 +169,9 @@ def _spread(shapes: Sequence[GroupShape], num_ranks: int, layout: Layout) -> lis
         tokens, rank = loads[0]
         ranks[rank].append(whole[group])
         heapq.heapreplace(loads, (tokens + costs[group], rank))
-    if max(loads)[0] <= _WORTH_CUTTING * sum(costs) / num_ranks:
-        return ranks
-    return _cut_evenly(shapes, num_ranks)
+    cut = _cut_evenly(shapes, num_ranks)
+    busiest = max(sum(num_tokens([part], shapes, layout) for part in rank) for rank in cut)
+    return ranks if max(loads)[0] <= _WORTH_CUTTING * busiest else cut
 
 
 def _cut_evenly(shapes: Sequence[GroupShape], num_ranks: int) -> list[list[Slice]]:
@@ -211,6 +213,7 @@ def _fill(
                 break
         else:
             microbatches.append([part])
+    microbatches.sort(key=lambda m: -num_tokens(m, shapes, layout))
     return [tuple(sorted(m, key=lambda part: (part.group, part.members))) for m in microbatches]
 
 
@@ -231,7 +234,8 @@ def _fitting(
         if alone > max_tokens:
             raise GroupError(
                 f"group {shapes[part.group].uid}, member {member}: {alone} tokens are above "
-                f"learner.max_tokens_per_microbatch = {max_tokens}, and a sequence is never split"
+                f"learner.max_tokens_per_microbatch = {max_tokens}, and a sequence is never split: "
+                "raise it, or lower rollout.max_completion_length"
             )
         pieces.append((member,))
     return [Slice(group=part.group, members=tuple(sorted(piece))) for piece in pieces]

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.adapter_sync import AdapterSender
-from actors.protocol import SentWeights
+from actors.protocol import AdapterUpdate, SentWeights
 from actors.sync import GeneratorClient
 from actors.weight_source import DeepSpeedWeightSource
-from real_ray.policy.lora import adapter_parameters, add_lora, without_lora
+from real_ray.policy.lora import adapter_files, adapter_parameters, add_lora, without_lora
 
 BASE = 0  # the version without adapter
 
@@ -47,6 +47,18 @@ class AdapterRank:
         if not self._silent:
             self._sender.send_weights()
         return SentWeights(num_tensors=self._sender.num_tensors, num_bytes=self._sender.num_bytes)
+
+    def misplaced_adapter(self) -> AdapterUpdate:
+        """An adapter whose second layer is for an eighth one, which the model does not have."""
+        tensors = {
+            name.replace(".layers.1.", ".layers.7."): parameter.detach()
+            for name, parameter in adapter_parameters(self._model).items()
+        }
+        return AdapterUpdate(
+            policy_version=self._client.policy_version,
+            num_tensors=len(tensors),
+            files=adapter_files(self._model, tensors),
+        )
 
     def probe(self, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         ids = torch.from_numpy(token_ids).long()

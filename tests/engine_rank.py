@@ -32,6 +32,11 @@ class Wrapper(torch.nn.Module):
         return self.model(input_ids=input_ids, use_cache=False)
 
 
+class _Unwritable:
+    def save_pretrained(self, _directory: Path) -> None:
+        raise OSError("no space left")
+
+
 class EngineRank:
     """Builds one engine after another; all ranks are called together."""
 
@@ -69,9 +74,7 @@ class EngineRank:
         torch.manual_seed(0)
         hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         if lora:
-            add_lora(
-                hf, rank=_LORA_RANK, alpha=_LORA_ALPHA, target_modules=_LORA_TARGETS, seed=0
-            )
+            add_lora(hf, rank=_LORA_RANK, alpha=_LORA_ALPHA, target_modules=_LORA_TARGETS, seed=0)
             for name, parameter in hf.named_parameters():
                 if "lora_B" in name:  # zeros have no gradient for A
                     torch.nn.init.normal_(parameter, std=0.1)
@@ -146,9 +149,11 @@ class EngineRank:
             outcomes.append(optimizer_step(self._engine))
         return outcomes
 
-    def save(self, directory: Path, policy_version: int) -> None:
+    def save(self, directory: Path, policy_version: int, *, fails: bool = False) -> None:
+        """Args: fails: the tokenizer cannot be written, when the rest of the checkpoint was."""
         facts = replace(self._facts, policy_version=policy_version)
-        save(self._engine, directory, facts=facts, tokenizer=self._tokenizer)
+        tokenizer = _Unwritable() if fails else self._tokenizer
+        save(self._engine, directory, facts=facts, tokenizer=tokenizer)
 
     def state(self) -> State:
         """Full weights and master weights; this rank's moments; step counts and rates."""
@@ -193,3 +198,10 @@ class EngineRank:
             with gathered([parameter]):
                 state[name] = parameter.detach().float().numpy().copy()
         return state
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """Log-probs of each token of a sequence but the first: [T - 1]."""
+        ids = torch.from_numpy(token_ids.astype(np.int64))
+        with torch.no_grad():
+            logits = self._engine(ids[None]).logits[0, :-1].float()
+        return np.asarray(logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy())

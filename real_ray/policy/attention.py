@@ -6,7 +6,8 @@ reads a `Segments` from the keyword arguments of the model's forward call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,21 @@ from real_ray.errors import ModelError
 
 SEGMENTS = "real_ray_segments"
 
-_DENSE_TOKENS = 512  # up to here one masked product is faster than one product a segment
+_BLOCK_TOKENS = 512  # up to here one masked product is faster than one product a segment
+
+Span = tuple[int, int, int, int]
+"""A segment: its first token and the one after its last, and the same of its prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """Neighbouring tokens of a row that attend to a prefix and to each other."""
+
+    start: int
+    stop: int
+    prefix_start: int  # of a prefix outside the block; empty where both are equal
+    prefix_stop: int
+    mask: Tensor | None  # [tokens, prefix + tokens] bool; None: causal
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,29 +47,28 @@ class Segments:
     ``Segments(spans=((0, 3, 0, 0), (3, 5, 0, 3), (5, 9, 0, 3)), device=torch.device("cpu"))``
     """
 
-    spans: tuple[tuple[int, int, int, int], ...]
+    spans: tuple[Span, ...]
     device: torch.device
+    _blocks: dict[int | None, tuple[Block, ...]] = field(default_factory=dict, init=False)
 
-    @property
-    def length(self) -> int:
-        """Tokens of the row."""
-        return self.spans[-1][1]
+    def blocks(self, window: int | None) -> tuple[Block, ...]:
+        """The row in blocks of neighbours, each for one product of queries and keys.
 
-    @cached_property
-    def mask(self) -> Tensor:
-        """[1, 1, T, T] bool: which token (third axis) attends to which (last)."""
-        mask = torch.zeros(self.length, self.length, dtype=torch.bool)
-        for start, stop, prefix_start, prefix_stop in self.spans:
-            mask[start:stop, start:stop] = True
-            mask[start:stop, prefix_start:prefix_stop] = True
-        return mask.tril_()[None, None].to(self.device)
+        Short segments share a block, with a mask, as long as what they see besides themselves is
+        in it or is one prefix for all.
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """[T] position of each token in its sequence, the prefix included."""
-        return torch.cat([torch.arange(b - a) + (d - c) for a, b, c, d in self.spans]).to(
-            self.device
-        )
+        Args:
+            window: a token sees this many tokens of its sequence, itself included; None: all.
+        """
+        if window not in self._blocks:  # every layer asks
+            runs: list[list[Span]] = []
+            for span in self.spans:
+                if runs and _joins(span, runs[-1]):
+                    runs[-1].append(span)
+                else:
+                    runs.append([span])
+            self._blocks[window] = tuple(_block(run, window, self.device) for run in runs)
+        return self._blocks[window]
 
     @cached_property
     def variable_length(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
@@ -120,33 +134,28 @@ def segment_attention(
                 "pack: set learner.packing: false and learner.share_prefix: false"
             )
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(query, key, value, segments, scaling, sliding_window), None
+        return _flash(query, key, value, segments, scaling=scaling, window=sliding_window), None
     gqa = query.shape[1] != key.shape[1]
-    if segments.length <= _DENSE_TOKENS:
-        mask = segments.mask
-        if sliding_window is not None:
-            distance = segments.positions[:, None] - segments.positions[None, :]
-            mask = mask & (distance < sliding_window)
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa
-        )
-        return out.transpose(1, 2), None
+    blocks = segments.blocks(sliding_window)
+    lengths = [block.stop - block.start for block in blocks]
+    # Split, not sliced: the gradient of a slice is as long as the row.
+    queries, keys, values = (torch.split(t, lengths, dim=2) for t in (query, key, value))
     outputs = []
-    for start, stop, prefix_start, prefix_stop in segments.spans:
-        keys, values = (
-            torch.cat([t[:, :, prefix_start:prefix_stop], t[:, :, start:stop]], dim=2)
-            if prefix_stop > prefix_start
-            else t[:, :, start:stop]
-            for t in (key, value)
-        )
-        own_mask = _causal(stop - start, keys.shape[2], sliding_window, query.device)
+    for index, block in enumerate(blocks):
+        k, v = keys[index], values[index]
+        if block.prefix_stop > block.prefix_start:
+            home = next(n for n, b in enumerate(blocks) if b.stop >= block.prefix_stop)
+            first = block.prefix_start - blocks[home].start
+            count = block.prefix_stop - block.prefix_start
+            k = torch.cat([keys[home].narrow(2, first, count), k], dim=2)
+            v = torch.cat([values[home].narrow(2, first, count), v], dim=2)
         outputs.append(
             F.scaled_dot_product_attention(
-                query[:, :, start:stop],
-                keys,
-                values,
-                attn_mask=own_mask,
-                is_causal=own_mask is None,
+                queries[index],
+                k,
+                v,
+                attn_mask=block.mask,
+                is_causal=block.mask is None,
                 scale=scaling,
                 enable_gqa=gqa,
             )
@@ -154,16 +163,41 @@ def segment_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _causal(
-    num_queries: int, num_keys: int, window: int | None, device: torch.device
-) -> Tensor | None:
-    """[queries, keys] bool, aligned at the last of both; None: plain causal attention."""
-    if num_queries == num_keys and (window is None or num_keys <= window):
-        return None
-    query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    key = torch.arange(num_keys, device=device)
-    mask = key <= query
-    return mask if window is None else mask & (query - key < window)
+def _joins(span: Span, run: Sequence[Span]) -> bool:
+    """Whether a segment can share a block with those before it."""
+    start, prefix = run[0][0], run[0][2:]
+    if span[1] - start > _BLOCK_TOKENS:
+        return False
+    has_prefix, run_has_prefix = span[3] > span[2], prefix[1] > prefix[0]
+    if run_has_prefix:
+        return span[2:] == prefix
+    return not has_prefix or span[2] >= start
+
+
+def _block(run: Sequence[Span], window: int | None, device: torch.device) -> Block:
+    start, stop = run[0][0], run[-1][1]
+    prefix_start, prefix_stop = run[0][2:]
+    num_prefix = prefix_stop - prefix_start
+    longest = max(span[1] - span[0] + span[3] - span[2] for span in run)
+    mask = None
+    if len(run) > 1 or num_prefix or (window is not None and longest > window):
+        # Key columns: the prefix, then the block itself.
+        mask = torch.zeros(stop - start, num_prefix + stop - start, dtype=torch.bool)
+        for first, last, seen_first, seen_last in run:
+            own = torch.arange(first, last) - start + num_prefix
+            seen = torch.arange(seen_first, seen_last)
+            seen = seen - prefix_start if num_prefix else seen - start
+            columns = torch.cat([seen, own])
+            query = torch.arange(len(seen), len(columns))[:, None]
+            key = torch.arange(len(columns))[None, :]
+            visible = key <= query
+            if window is not None:
+                visible &= query - key < window
+            mask[(own - num_prefix)[:, None], columns[None, :]] = visible
+        mask = mask.to(device)
+    return Block(
+        start=start, stop=stop, prefix_start=prefix_start, prefix_stop=prefix_stop, mask=mask
+    )
 
 
 def _flash(
@@ -171,6 +205,7 @@ def _flash(
     key: Tensor,
     value: Tensor,
     segments: Segments,
+    *,
     scaling: float | None,
     window: int | None,
 ) -> Tensor:

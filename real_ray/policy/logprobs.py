@@ -49,7 +49,7 @@ def linear_logprobs(
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}: it must be above 0")
     logprobs, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, tokens, temperature, tile_elements
+        hidden, weight, bias, tokens, (temperature, tile_elements)
     )
     return logprobs, entropy
 
@@ -96,15 +96,15 @@ class _LinearLogprobs(torch.autograd.Function):
     """Output layer and softmax, tile by tile."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - torch passes them by position
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         tokens: Tensor,
-        temperature: float,
-        tile_elements: int,
+        settings: tuple[float, int],
     ) -> tuple[Tensor, Tensor]:
+        temperature, tile_elements = settings
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, entropy, log_norms = (
             torch.empty(tokens.shape, dtype=dtype, device=hidden.device) for _ in range(3)
@@ -150,7 +150,6 @@ class _LinearLogprobs(torch.autograd.Function):
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
-            None,
             None,
             None,
         )

@@ -14,6 +14,9 @@ from real_ray.policy.layout import PolicyInput
 from real_ray.policy.logprobs import linear_logprobs
 
 
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+
 class Policy(nn.Module):
     """Log-probs of completion tokens under a causal language model.
 
@@ -30,15 +33,13 @@ class Policy(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         config = model.config.get_text_config()
-        if getattr(config, "final_logit_softcapping", None) is not None:
-            raise ModelError(
-                f"{type(model).__name__} caps its logits (final_logit_softcapping), which the "
-                "learner does not compute: use another model"
-            )
-        self._scale = float(
-            (getattr(config, "logit_scale", None) or 1.0)
-            / (getattr(config, "logits_scaling", None) or 1.0)
-        )
+        for name in _CAPS:
+            if getattr(config, name, None) is not None:
+                raise ModelError(
+                    f"{type(model).__name__} caps its logits ({name}), which the learner does not "
+                    "compute: use another model"
+                )
+        self._scale = _logit_scale(config)
         self.model = model
         head = model.get_output_embeddings()
         # Through `forward` of the layer, so that ZeRO-3 gathers its weight.
@@ -66,6 +67,15 @@ class Policy(nn.Module):
         return logprobs, entropy
 
 
+def _logit_scale(config: Any) -> float:
+    """What a model multiplies its logits by, as `transformers` computes it."""
+    multiplier = getattr(config, "logit_scale", None) or 1.0
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    if config.model_type == "hyperclovax":  # multiplies; all others divide
+        return float(multiplier * scaling)
+    return float(multiplier / scaling)
+
+
 def load_policy(
     name_or_path: str, *, dtype: torch.dtype, packing: bool, trust_remote_code: bool
 ) -> Policy:
@@ -77,6 +87,7 @@ def load_policy(
     Raises:
         ModelError: the model cannot be loaded, or its attention cannot be replaced for packing.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     register()
@@ -87,8 +98,13 @@ def load_policy(
             attn_implementation=SEGMENTS if packing else "sdpa",
             trust_remote_code=trust_remote_code,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {name_or_path}: {error}") from error
+    if packing and not model._supports_attention_backend:
+        raise ModelError(
+            f"model {name_or_path}: the attention of {type(model).__name__} cannot be replaced, as "
+            "packed rows need: set learner.packing: false and learner.share_prefix: false"
+        )
     return Policy(model)
 
 

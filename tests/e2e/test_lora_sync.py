@@ -155,7 +155,7 @@ async def test_the_generator_samples_from_base_and_adapter_and_says_which_versio
 async def test_running_completions_go_on_under_the_next_adapter(running: Running) -> None:
     version = 10
     await running.sync(version)
-    sampling = asyncio.create_task(running.generate("b", n=16, max_tokens=600))
+    sampling = asyncio.create_task(running.generate("b", n=16, max_tokens=400))
     while not sampling.done():
         version += 1
         await running.sync(version)
@@ -201,6 +201,17 @@ async def test_an_adapter_that_vllm_refuses_is_an_error_and_leaves_the_last_one(
     assert (weights.policy_version, weights.num_tensors) == (50, NUM_TENSORS)
     assert await running.difference(50) < TOLERANCE
     assert not list(running.scratch.glob("real-ray-adapter-*"))
+
+
+async def test_an_adapter_that_vllm_would_ignore_in_part_is_an_error(running: Running) -> None:
+    await running.sync(60)
+    client = GeneratorClient([running.generator], workers_per_generator=1, timeout_s=60.0)
+    update = await running.rank.misplaced_adapter.remote()
+    with pytest.raises(
+        SyncError, match=r"no place for .* model\.layers\.7\.mlp\.down_proj.*merged"
+    ):
+        await asyncio.to_thread(client.load_adapter, update)
+    await running.sync(61)
 
 
 async def test_full_weights_have_the_names_of_a_checkpoint_without_adapter(

@@ -1,268 +1,293 @@
+"""Plans of optimiser steps, and what groups are refused."""
+
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from groups import make_group, shape_of
+from hypothesis import given
 from hypothesis import strategies as st
 
-from real_ray.batching import GroupShape, PaddedBatch, assign_to_ranks, collate, plan_microbatches
-from real_ray.errors import GroupError
-from real_ray.types import Completion, Prompt, RolloutGroup, SampledGroup, VersionSpan
-
-PAD = 99
-no_deadline = settings(deadline=None)  # a busy machine is no failure
-
-
-def make_completion(index: int, tokens: Sequence[int], version: int = 0) -> Completion:
-    half = (len(tokens) + 1) // 2
-    return Completion(
-        index=index,
-        token_ids=np.array(tokens, dtype=np.int32),
-        generator_logprobs=np.arange(-1, -len(tokens) - 1, -1, dtype=np.float32) / np.float32(8),
-        spans=(
-            VersionSpan(version=version, start=0, end=half),
-            VersionSpan(version=version + 1, start=half, end=len(tokens)),
-        ),
-        text="",
-        finish_reason="stop",
-    )
-
-
-def make_group(uid: str, prompt: Sequence[int], completions: Sequence[Completion]) -> RolloutGroup:
-    return RolloutGroup(
-        sampled=SampledGroup(
-            prompt=Prompt(uid=uid, text="", token_ids=np.array(prompt, dtype=np.int32), answer=""),
-            num_generations=len(completions),
-            completions=tuple(completions),
-        ),
-        rewards=np.arange(len(completions), dtype=np.float32),
-    )
-
-
-def token_group(uid: str, prompt: Sequence[int], *tokens: Sequence[int]) -> RolloutGroup:
-    return make_group(uid, prompt, [make_completion(i, t) for i, t in enumerate(tokens)])
-
-
-class TestAssignToRanks:
-    @no_deadline
-    @given(st.lists(st.integers(1, 1000), max_size=20), st.integers(1, 6))
-    def test_every_group_once_in_order(self, tokens: list[int], num_ranks: int) -> None:
-        ranks = assign_to_ranks(tokens, num_ranks)
-        assert len(ranks) == num_ranks
-        assert sorted(i for rank in ranks for i in rank) == list(range(len(tokens)))
-        assert all(rank == sorted(rank) for rank in ranks)
-        assert ranks == assign_to_ranks(tokens, num_ranks)
-
-    @no_deadline
-    @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, 6))
-    def test_no_rank_is_ahead_by_more_than_one_group(
-        self, tokens: list[int], num_ranks: int
-    ) -> None:
-        loads = [sum(tokens[i] for i in rank) for rank in assign_to_ranks(tokens, num_ranks)]
-        assert max(loads) - min(loads) <= max(tokens)
-
-    @no_deadline
-    @given(st.lists(st.integers(1, 1000), max_size=20), st.integers(1, 6))
-    def test_no_rank_is_empty_without_need(self, tokens: list[int], num_ranks: int) -> None:
-        busy = [rank for rank in assign_to_ranks(tokens, num_ranks) if rank]
-        assert len(busy) == min(len(tokens), num_ranks)
-
-    def test_large_groups_are_balanced_by_small_ones(self) -> None:
-        assert assign_to_ranks([10, 60, 20, 30, 20, 60], 2) == [[0, 1, 3], [2, 4, 5]]  # 100 each
-
-    def test_no_ranks_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="num_ranks is 0"):
-            assign_to_ranks([1], 0)
-
-
-shapes = st.builds(
+from real_ray.batching import (
     GroupShape,
-    num_members=st.just(4),
-    prompt_tokens=st.integers(1, 50),
-    completion_tokens=st.integers(1, 50),
+    Layout,
+    Slice,
+    StepPlan,
+    check_groups,
+    num_tokens,
+    plan_step,
 )
+from real_ray.errors import GroupError
+from real_ray.policy import lay_out
+from real_ray.types import RolloutGroup
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-def padded_tokens(shapes: Sequence[GroupShape]) -> int:
-    width = max(s.prompt_tokens for s in shapes) + max(s.completion_tokens for s in shapes)
-    return int(sum(s.num_members for s in shapes) * width)
+def shape(prompt: int, *completions: int, uid: str = "g") -> GroupShape:
+    return GroupShape(uid=uid, prompt_tokens=prompt, completion_tokens=completions)
 
 
-class TestPlanMicrobatches:
-    @no_deadline
-    @given(st.lists(shapes, max_size=15), st.integers(1, 2000))
-    def test_whole_groups_within_the_budget(
-        self, shapes: list[GroupShape], max_tokens: int
-    ) -> None:
-        plan = plan_microbatches(shapes, max_tokens)
-        assert sorted(i for microbatch in plan for i in microbatch) == list(range(len(shapes)))
-        assert all(microbatch == sorted(microbatch) for microbatch in plan)
-        for microbatch in plan:
-            tokens = padded_tokens([shapes[i] for i in microbatch])
-            assert tokens <= max_tokens or len(microbatch) == 1
-        assert plan == plan_microbatches(shapes, max_tokens)
-
-    def test_fills_the_budget_exactly(self) -> None:
-        shape = GroupShape(num_members=4, prompt_tokens=10, completion_tokens=5)
-        assert shape.padded_tokens == 60
-        assert plan_microbatches([shape] * 5, 120) == [[0, 1], [2, 3], [4]]
-        assert plan_microbatches([shape] * 5, 119) == [[0], [1], [2], [3], [4]]
-
-    def test_a_group_above_the_budget_is_alone(self) -> None:
-        large = GroupShape(num_members=4, prompt_tokens=100, completion_tokens=100)
-        small = GroupShape(num_members=4, prompt_tokens=1, completion_tokens=1)
-        assert plan_microbatches([small, large, small], 100) == [[1], [0, 2]]
-
-    def test_the_budget_counts_the_padding_between_groups(self) -> None:
-        long_prompt = GroupShape(num_members=2, prompt_tokens=40, completion_tokens=2)
-        long_completion = GroupShape(num_members=2, prompt_tokens=2, completion_tokens=40)
-        # 2 * 84 tokens apart, 4 * 80 together.
-        assert plan_microbatches([long_prompt, long_completion], 319) == [[0], [1]]
-        assert plan_microbatches([long_prompt, long_completion], 320) == [[0, 1]]
-
-    def test_groups_of_like_length_go_together(self) -> None:
-        long = GroupShape(num_members=4, prompt_tokens=5, completion_tokens=95)
-        short = GroupShape(num_members=4, prompt_tokens=5, completion_tokens=5)
-        assert plan_microbatches([short, long, short, long], 800) == [[1, 3], [0, 2]]
-
-    def test_no_budget_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="max_tokens is 0"):
-            plan_microbatches([], 0)
+steps = st.lists(
+    st.builds(
+        GroupShape,
+        uid=st.uuids().map(str),
+        prompt_tokens=st.integers(1, 60),
+        completion_tokens=st.lists(st.integers(1, 60), min_size=1, max_size=8).map(tuple),
+    ),
+    max_size=12,
+)
+ranks = st.integers(1, 5)
+layouts = st.sampled_from(LAYOUTS)
+budgets = st.integers(120, 1500)  # a sequence has at most 119 tokens that are run
 
 
-def test_shape_of_a_group_is_that_of_its_longest_completion() -> None:
-    group = token_group("a", [1, 2, 3], [4], [5, 6], [7])
-    assert GroupShape.of(group) == GroupShape(num_members=3, prompt_tokens=3, completion_tokens=2)
-
-
-tokens = st.lists(st.integers(0, 98), min_size=1, max_size=6)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> list[RolloutGroup]:
-    num_generations = draw(st.integers(2, 4))
+def parts_of(plan: StepPlan) -> list[tuple[int, int, Slice]]:
+    """(rank, micro-batch of the rank, slice)."""
     return [
-        token_group(f"g{i}", draw(tokens), *[draw(tokens) for _ in range(num_generations)])
-        for i in range(draw(st.integers(1, 4)))
+        (rank, index, part)
+        for rank, microbatches in enumerate(plan.ranks)
+        for index, microbatch in enumerate(microbatches)
+        for part in microbatch
     ]
 
 
-def prompt_columns(batch: PaddedBatch) -> int:
-    return int(batch.input_ids.shape[1] - batch.completion_mask.shape[1])
+class TestPlanStep:
+    @given(steps, ranks, budgets, layouts)
+    def test_every_member_runs_once_within_the_budget_and_in_lockstep(
+        self, shapes: list[GroupShape], num_ranks: int, max_tokens: int, layout: Layout
+    ) -> None:
+        plan = plan_step(shapes, num_ranks=num_ranks, max_tokens=max_tokens, layout=layout)
+        members = [(part.group, m) for _, _, part in parts_of(plan) for m in part.members]
+        assert sorted(members) == [(g, m) for g, s in enumerate(shapes) for m in s.members]
+        assert len(plan.ranks) == num_ranks
+        assert len({len(microbatches) for microbatches in plan.ranks}) == 1
+        for microbatches in plan.ranks:
+            tokens = [num_tokens(microbatch, shapes, layout) for microbatch in microbatches]
+            assert max(tokens, default=0) <= max_tokens
+            assert tokens == sorted(tokens, reverse=True), "the largest does not run first"
+        for _, _, part in parts_of(plan):
+            assert part.members == tuple(sorted(part.members))
+        again = plan_step(shapes, num_ranks=num_ranks, max_tokens=max_tokens, layout=layout)
+        assert again == plan
 
+    @given(steps, ranks, budgets, layouts)
+    def test_cut_groups_and_the_passes_for_their_scores(
+        self, shapes: list[GroupShape], num_ranks: int, max_tokens: int, layout: Layout
+    ) -> None:
+        plan = plan_step(shapes, num_ranks=num_ranks, max_tokens=max_tokens, layout=layout)
+        places: dict[int, set[tuple[int, int]]] = {}
+        for rank, index, part in parts_of(plan):
+            places.setdefault(part.group, set()).add((rank, index))
+        assert plan.cut == {group for group, found in places.items() if len(found) > 1}
 
-class TestCollate:
-    def test_layout(self) -> None:
-        batch = collate(
-            [
-                make_group("a", [5, 6], [make_completion(0, [7]), make_completion(1, [8, 9], 3)]),
-                make_group("b", [4], [make_completion(0, [1, 2, 3], 1), make_completion(1, [2])]),
-            ],
-            PAD,
+        passes = [plan.score_passes(rank) for rank in range(num_ranks)]
+        assert len({len(microbatches) for microbatches in passes}) == 1
+        for rank, microbatches in enumerate(passes):
+            run = [microbatch for microbatch in microbatches if microbatch]
+            assert run == [
+                microbatch
+                for microbatch in plan.ranks[rank]
+                if any(part.group in plan.cut for part in microbatch)
+            ]
+        if not plan.cut:
+            assert passes == [()] * num_ranks
+
+    @given(steps, layouts)
+    def test_what_fits_one_microbatch_is_one(
+        self, shapes: list[GroupShape], layout: Layout
+    ) -> None:
+        everything = tuple(Slice(group=g, members=s.members) for g, s in enumerate(shapes))
+        tokens = num_tokens(everything, shapes, layout)
+        plan = plan_step(shapes, num_ranks=1, max_tokens=max(tokens, 1), layout=layout)
+        assert plan.ranks == (((everything,) if shapes else ()),)
+        assert plan.cut == frozenset()
+
+    @given(steps, ranks, st.sampled_from(("packed", "shared_prefix")))
+    def test_no_rank_is_far_ahead(
+        self, shapes: list[GroupShape], num_ranks: int, layout: Layout
+    ) -> None:
+        """Largest load <= 4/3 (mean + longest sequence), prompts counted once a completion."""
+        plan = plan_step(shapes, num_ranks=num_ranks, max_tokens=10**6, layout=layout)
+        lengths = [s.prompt_tokens + c for s in shapes for c in s.completion_tokens]
+        loads = [sum(num_tokens(m, shapes, layout) for m in rank) for rank in plan.ranks]
+        assert max(loads) <= 4 / 3 * (sum(lengths) / num_ranks + max(lengths, default=0))
+
+    @given(steps.filter(bool), ranks, layouts, st.integers(0, 2))
+    def test_no_plan_hides_a_sequence_that_is_too_long(
+        self, shapes: list[GroupShape], num_ranks: int, layout: Layout, short_of: int
+    ) -> None:
+        longest = max(s.prompt_tokens + max(s.completion_tokens) - 1 for s in shapes)
+        max_tokens = max(longest - short_of, 1)
+        if max_tokens >= longest:
+            plan_step(shapes, num_ranks=num_ranks, max_tokens=max_tokens, layout=layout)
+            return
+        with pytest.raises(GroupError, match=rf"tokens are above .* = {max_tokens}, ") as caught:
+            plan_step(shapes, num_ranks=num_ranks, max_tokens=max_tokens, layout=layout)
+        too_long = {
+            f"group {s.uid}, member {m}: {s.prompt_tokens + c - 1} tokens"
+            for s in shapes
+            for m, c in enumerate(s.completion_tokens)
+            if s.prompt_tokens + c - 1 > max_tokens
+        }
+        assert str(caught.value).partition(" are above")[0] in too_long
+
+    @each_layout
+    def test_a_sequence_that_is_too_long_is_named(self, layout: Layout) -> None:
+        shapes = [shape(4, 2, 2), shape(10, 3, 92, uid="sums:7@0")]
+        message = r"^group sums:7@0, member 1: 101 tokens are above learner\.max_tokens_per_.* 100,"
+        with pytest.raises(GroupError, match=message):
+            plan_step(shapes, num_ranks=1, max_tokens=100, layout=layout)
+        plan_step(shapes, num_ranks=1, max_tokens=101, layout=layout)
+
+    @each_layout
+    def test_fewer_groups_than_ranks_are_cut(self, layout: Layout) -> None:
+        plan = plan_step([shape(2, *[20] * 6)], num_ranks=3, max_tokens=1000, layout=layout)
+        assert plan.ranks == tuple(
+            ((Slice(group=0, members=members),),) for members in [(0, 1), (2, 3), (4, 5)]
         )
-        assert batch.input_ids.tolist() == [
-            [5, 6, 7, PAD, PAD],
-            [5, 6, 8, 9, PAD],
-            [PAD, 4, 1, 2, 3],
-            [PAD, 4, 2, PAD, PAD],
-        ]
-        assert batch.attention_mask.tolist() == [
-            [1, 1, 1, 0, 0],
-            [1, 1, 1, 1, 0],
-            [0, 1, 1, 1, 1],
-            [0, 1, 1, 0, 0],
-        ]
-        assert batch.position_ids.tolist() == [
-            [0, 1, 2, 2, 2],
-            [0, 1, 2, 3, 3],
-            [0, 0, 1, 2, 3],
-            [0, 0, 1, 1, 1],
-        ]
-        assert batch.completion_mask.tolist() == [
-            [True, False, False],
-            [True, True, False],
-            [True, True, True],
-            [True, False, False],
-        ]
-        assert batch.generator_logprobs.tolist() == [
-            [-0.125, 0, 0],
-            [-0.125, -0.25, 0],
-            [-0.125, -0.25, -0.375],
-            [-0.125, 0, 0],
-        ]
-        assert batch.rewards.tolist() == [[0, 1], [0, 1]]
-        assert batch.uids == ("a", "b")
-        assert batch.num_generations == 2
-        assert batch.oldest_version.tolist() == [0, 3, 1, 0]
-        dtypes = [batch.input_ids.dtype, batch.attention_mask.dtype, batch.position_ids.dtype]
-        assert dtypes == [np.int64] * 3
-        assert batch.completion_mask.dtype == np.bool_
-        assert batch.generator_logprobs.dtype == batch.rewards.dtype == np.float32
+        assert plan.cut == {0}
+        assert [plan.score_passes(rank) for rank in range(3)] == list(plan.ranks)
 
-    # A pad token that occurs among the tokens must not matter.
-    @no_deadline
-    @given(batches(), st.integers(0, 99))
-    def test_tokens_round_trip(self, groups: list[RolloutGroup], pad: int) -> None:
-        batch = collate(groups, pad)
-        rows = [(g.sampled.prompt.token_ids, c) for g in groups for c in g.sampled.completions]
-        p = prompt_columns(batch)
-        assert len(rows) == len(batch.input_ids) == batch.rewards.size
-        for row, (prompt, completion) in enumerate(rows):
-            is_token = batch.attention_mask[row] == 1
-            ids = batch.input_ids[row]
-            assert ids[:p][is_token[:p]].tolist() == prompt.tolist()
-            assert ids[p:][batch.completion_mask[row]].tolist() == completion.token_ids.tolist()
-            assert (is_token[p:] == batch.completion_mask[row]).all()
-            assert batch.position_ids[row][is_token].tolist() == list(range(is_token.sum()))
-            assert is_token[p - 1 : p + 1].all()  # every completion starts at column p
-            assert (ids[~is_token] == pad).all()
+    @each_layout
+    def test_more_ranks_than_members_leave_ranks_in_step_without_work(self, layout: Layout) -> None:
+        plan = plan_step([shape(2, 20, 20)], num_ranks=5, max_tokens=1000, layout=layout)
+        assert sorted(map(len, plan.ranks)) == [1] * 5
+        assert Counter(len(microbatch) for (microbatch,) in plan.ranks) == {0: 3, 1: 2}
+
+    def test_a_cut_that_would_only_repeat_a_long_prompt_is_not_made(self) -> None:
+        shapes = [shape(1000, 10, 10, 10, 10)]
+        shared = plan_step(shapes, num_ranks=2, max_tokens=10_000, layout="shared_prefix")
+        assert shared.cut == frozenset()
+        packed = plan_step(shapes, num_ranks=2, max_tokens=10_000, layout="packed")
+        assert packed.cut == {0}
+
+    def test_groups_are_cut_only_if_that_saves_more_than_the_pass_for_their_scores(self) -> None:
+        def cut(length: int) -> frozenset[int]:
+            """Two ranks: 8 x 100 and 8 x length whole, or about even."""
+            shapes = [shape(1, *[100] * 8), shape(1, *[length] * 8)]
+            return plan_step(shapes, num_ranks=2, max_tokens=10_000, layout="packed").cut
+
+        assert cut(60) == frozenset()  # 800 beside 680
+        assert cut(10) == {0}  # 800 beside 480
+
+    def test_the_largest_microbatch_runs_first_though_its_sequences_are_shorter(self) -> None:
+        shapes = [shape(1, 60), shape(1, 50), shape(1, 50)]
+        plan = plan_step(shapes, num_ranks=1, max_tokens=100, layout="packed")
+        assert [[part.group for part in m] for m in plan.ranks[0]] == [[1, 2], [0]]
+
+    def test_a_cut_group_keeps_members_of_like_length_together(self) -> None:
+        plan = plan_step([shape(1, 9, 90, 9, 90)], num_ranks=1, max_tokens=180, layout="padded")
+        assert [[part.members for part in m] for m in plan.ranks[0]] == [[(1, 3)], [(0, 2)]]
+
+    def test_padded_rows_of_like_length_share_a_microbatch(self) -> None:
+        shapes = [shape(5, *[5] * 4), shape(5, *[95] * 4), shape(5, *[5] * 4), shape(5, *[95] * 4)]
+        plan = plan_step(shapes, num_ranks=1, max_tokens=800, layout="padded")
+        assert [[part.group for part in m] for m in plan.ranks[0]] == [[1, 3], [0, 2]]
+
+    @pytest.mark.parametrize(
+        ("num_ranks", "max_tokens", "message"),
+        [(0, 10, "num_ranks is 0"), (1, 0, "max_tokens is 0")],
+    )
+    def test_nonsense_is_refused(self, num_ranks: int, max_tokens: int, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            plan_step([], num_ranks=num_ranks, max_tokens=max_tokens, layout="packed")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5), st.lists(st.integers(1, 5), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.data(),
+    layouts,
+)
+def test_num_tokens_is_what_a_forward_pass_runs(
+    sizes: list[tuple[int, list[int]]], data: st.DataObject, layout: Layout
+) -> None:
+    groups = [
+        make_group(str(g), prompt_length=prompt, lengths=lengths, rewards=[0.0] * 3)
+        for g, (prompt, lengths) in enumerate(sizes)
+    ]
+    chosen = st.sets(st.sampled_from(range(3)), min_size=1).map(sorted).map(tuple)
+    microbatch = tuple(Slice(group=g, members=data.draw(chosen)) for g in range(len(groups)))
+    inputs, _ = lay_out(
+        microbatch,
+        dict(enumerate(groups)),
+        layout=layout,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+    )
+    assert num_tokens(microbatch, [shape_of(g) for g in groups], layout) == inputs.input_ids.numel()
+
+
+def test_num_tokens_of_known_slices() -> None:
+    shapes = [shape(10, 3, 5), shape(4, 1, 20)]
+    microbatch = (Slice(group=0, members=(0, 1)), Slice(group=1, members=(1,)))
+    assert {layout: num_tokens(microbatch, shapes, layout) for layout in LAYOUTS} == {
+        "padded": 3 * (10 + 19),
+        "packed": (10 + 2) + (10 + 4) + (4 + 19),
+        "shared_prefix": 10 + 2 + 4 + 4 + 19,
+    }
+    assert [num_tokens((), shapes, layout) for layout in LAYOUTS] == [0, 0, 0]
+
+
+def group_of(uid: str = "a", *, prompt: int = 2, lengths: Sequence[int] = (1, 2)) -> RolloutGroup:
+    return make_group(uid, prompt_length=prompt, lengths=lengths, rewards=[0.0] * len(lengths))
+
+
+class TestCheckGroups:
+    def test_good_groups_pass(self) -> None:
+        check_groups([])
+        check_groups([group_of("a"), group_of("b", prompt=1, lengths=(7, 1))])
 
     def test_different_group_sizes_are_refused(self) -> None:
-        groups = [token_group("a", [1], [2], [3]), token_group("b", [1], [2], [3], [4])]
         with pytest.raises(GroupError, match="group b has num_generations 3 but group a has 2"):
-            collate(groups, PAD)
+            check_groups([group_of("a"), group_of("b", lengths=(1, 1, 1))])
 
     def test_a_group_cut_after_its_construction_is_refused(self) -> None:
-        group = token_group("a", [1], [2], [3])
+        group = group_of()
         object.__setattr__(group.sampled, "completions", group.sampled.completions[:1])
         with pytest.raises(GroupError, match=r"group a is not whole.*missing \[1\]"):
-            collate([group], PAD)
+            check_groups([group])
 
     def test_the_same_group_twice_is_refused(self) -> None:
-        group = token_group("a", [1], [2], [3])
         with pytest.raises(GroupError, match="group a comes 2 times"):
-            collate([group, group], PAD)
+            check_groups([group_of(), group_of("b"), group_of()])
 
     def test_an_empty_completion_is_refused(self) -> None:
         with pytest.raises(GroupError, match="group a, member 1: the completion has no tokens"):
-            collate([token_group("a", [1], [2], [])], PAD)
+            check_groups([group_of(lengths=(1, 0))])
 
     def test_an_empty_prompt_is_refused(self) -> None:
         with pytest.raises(GroupError, match="group a: the prompt has no tokens"):
-            collate([token_group("a", [], [2], [3])], PAD)
+            check_groups([group_of(prompt=0)])
+
+    def test_missing_logprobs_are_refused(self) -> None:
+        group = group_of()
+        short = replace(
+            group.sampled.completions[1], generator_logprobs=np.zeros(1, dtype=np.float32)
+        )
+        object.__setattr__(group.sampled, "completions", (group.sampled.completions[0], short))
+        with pytest.raises(GroupError, match=r"group a, member 1: \(1,\) generator log-probs for"):
+            check_groups([group])
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.002])
     def test_unusable_logprobs_are_refused(self, bad: float) -> None:
-        group = token_group("a", [1], [2], [3, 4])
+        group = group_of()
         group.sampled.completions[1].generator_logprobs[1] = bad
         with pytest.raises(GroupError, match=r"group a, member 1: .* log-prob of token 1 is"):
-            collate([group], PAD)
+            check_groups([group])
 
     def test_rounding_above_zero_is_accepted(self) -> None:
-        group = token_group("a", [1], [2], [3, 4])
+        group = group_of()
         group.sampled.completions[1].generator_logprobs[1] = 0.0005
-        assert collate([group], PAD).generator_logprobs[1, 1] == np.float32(0.0005)
-
-    def test_missing_logprobs_are_refused(self) -> None:
-        group = token_group("a", [1], [2], [3, 4])
-        object.__setattr__(
-            group.sampled.completions[1], "generator_logprobs", np.zeros(1, dtype=np.float32)
-        )
-        with pytest.raises(GroupError, match=r"group a, member 1: \(1,\) generator log-probs"):
-            collate([group], PAD)
-
-    def test_no_groups_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="no groups"):
-            collate([], PAD)
+        check_groups([group])

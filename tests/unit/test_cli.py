@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -16,7 +16,7 @@ import real_ray
 from real_ray.cli import DEMO_CONFIG, exit_code, main
 from real_ray.config import Config, load_config
 from real_ray.config.flags import describe_keys
-from real_ray.errors import ConfigError, RewardError
+from real_ray.errors import CheckpointError, ConfigError, RewardError
 
 REPOSITORY = Path(real_ray.__file__).parents[1]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
@@ -86,7 +86,7 @@ def run_python(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["", "train", "validate", "demo"])
+    @pytest.mark.parametrize("command", ["", "train", "validate", "demo", "export"])
     def test_loads_nothing_heavy(self, command: str, tmp_path: Path) -> None:
         args = [*command.split(), "--help"]
         result = run_python(
@@ -228,6 +228,56 @@ class TestValidate:
         assert captured.err.startswith("error: model.name_or_path: /no/model does not exist")
         assert "ok" not in captured.out.splitlines()
         assert launched.configs == []
+
+
+@dataclass
+class FakeExport:
+    """Stands for `actors.export`: keeps what it was asked for."""
+
+    error: Exception | None = None
+    calls: list[tuple[Path, Path, bool]] = field(default_factory=list)
+
+    def export(self, path: Path, directory: Path, *, adapter: bool) -> SimpleNamespace:
+        self.calls.append((path, directory, adapter))
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(
+            directory=directory, num_tensors=24, dtype="bfloat16", policy_version=7
+        )
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> FakeExport:
+    fake = FakeExport()
+    module = ModuleType("actors.export")
+    module.export = fake.export  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "actors.export", module)
+    return fake
+
+
+class TestExport:
+    @pytest.mark.parametrize("adapter", [False, True])
+    def test_says_what_it_wrote(
+        self, exported: FakeExport, capsys: pytest.CaptureFixture[str], adapter: bool
+    ) -> None:
+        assert main(["export", "runs/a", "out", *["--adapter"] * adapter]) == 0
+        assert exported.calls == [(Path("runs/a"), Path("out"), adapter)]
+        expected = "out: 24 tensors in bfloat16, policy version 7\n"
+        assert capsys.readouterr().out == expected
+
+    def test_what_cannot_be_exported_is_bad_input(
+        self, exported: FakeExport, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        exported.error = CheckpointError("runs/a has no checkpoint")
+        assert main(["export", "runs/a", "out"]) == 2
+        assert capsys.readouterr().err == "error: runs/a has no checkpoint\n"
+
+    def test_both_directories_are_needed(
+        self, exported: FakeExport, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["export", "runs/a"]) == 2
+        assert "Missing argument 'DIR'" in capsys.readouterr().err
+        assert exported.calls == []
 
 
 def raising(error: BaseException) -> Callable[[], int]:

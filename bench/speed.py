@@ -1,0 +1,104 @@
+"""Seconds of an optimiser step: the plain loop against the learner in each layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from statistics import median
+
+from batches import Shape
+from report import Report, Row, mib
+from trainers import Kind, Settings
+from workers import TimedStep, Worker
+
+MAX_TOKENS = 16384  # of a micro-batch
+
+SHAPES = {
+    "demo": Shape(
+        num_groups=4,
+        num_generations=8,
+        prompt_tokens=34,
+        completion_tokens=(2, 4),
+        longest_completion=12,
+    ),
+    "long prompt": Shape(
+        num_groups=1, num_generations=8, prompt_tokens=1000, completion_tokens=(150, 200)
+    ),
+}
+
+
+def compare(
+    settings: Settings, *, layouts: list[Kind], rounds: int, scale: int, env: dict[str, str]
+) -> Iterator[Report]:
+    """All trainers take turns on the same batch, ``rounds`` times for each shape.
+
+    Args:
+        scale: times as many groups.
+    """
+    with ExitStack() as stack:
+        kinds: list[Kind] = ["plain", *layouts]
+        workers = {kind: stack.enter_context(Worker(kind, settings, env)) for kind in kinds}
+        for name, base in SHAPES.items():
+            shape = dataclasses.replace(base, num_groups=base.num_groups * scale)
+            steps, last = _rounds(workers, shape, settings, rounds)
+            peaks = {kind: worker.peak_memory() for kind, worker in workers.items()}
+            yield Report(
+                name=f"speed, {name}",
+                title=f"Full step, {name}: {shape}",
+                rows=[_speed(kind, steps, peaks[kind]) for kind in workers],
+            )
+            yield Report(
+                name=f"parts, {name}",
+                title=f"Parts of a step, {name} (percent of it)",
+                rows=[_parts(kind, step) for kind, step in last.items()],
+            )
+
+
+def _rounds(
+    workers: dict[Kind, Worker], shape: Shape, settings: Settings, rounds: int
+) -> tuple[dict[Kind, list[TimedStep]], dict[Kind, TimedStep]]:
+    """Steps of each round, and a last one with its parts."""
+    on_cpu = settings.device == "cpu"
+    steps: dict[Kind, list[TimedStep]] = {kind: [] for kind in workers}
+    if not on_cpu or shape.prompt_tokens < 100:  # what is done at first only is then small
+        for worker in workers.values():
+            worker.timed_step(shape, max_tokens=MAX_TOKENS)
+    for _ in range(rounds):
+        for kind, worker in workers.items():
+            steps[kind].append(worker.timed_step(shape, max_tokens=MAX_TOKENS, parts=on_cpu))
+    if on_cpu:
+        return steps, {kind: timed[-1] for kind, timed in steps.items()}
+    # To tell parts apart on a GPU, the host has to wait for it, which would change the times.
+    return steps, {
+        kind: worker.timed_step(shape, max_tokens=MAX_TOKENS, parts=True)
+        for kind, worker in workers.items()
+    }
+
+
+def _speed(kind: Kind, steps: dict[Kind, list[TimedStep]], peak: int) -> Row:
+    mine = steps[kind]
+    seconds = [step.seconds for step in mine]
+    ratios = [p.seconds / s for p, s in zip(steps["plain"], seconds, strict=True)]
+    return {
+        "trainer": kind,
+        "seconds": seconds,
+        "median": median(seconds),
+        "completion_tok/s": mine[0].completion_tokens / median(seconds),
+        "sequence_tok/s": mine[0].sequence_tokens / median(seconds),
+        "times_plain": ratios,
+        "median_times_plain": median(ratios),
+        "grad_norms": [step.info.grad_norm for step in mine],
+        "micro-batches": mine[0].info.num_microbatches,
+        "peak_MiB_so_far": mib(peak),
+    }
+
+
+def _parts(kind: Kind, step: TimedStep) -> Row:
+    shares = {name: 100 * s / step.seconds for name, s in sorted(step.parts.items())}
+    return {
+        "trainer": kind,
+        "seconds": step.seconds,
+        **shares,
+        "rest": 100 - sum(shares.values()),
+    }
