@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -76,4 +77,9 @@ def _write(path: Path, records: Iterable[SampleRecord], groups: dict[str, Rollou
                 "completion_ids": completion.token_ids.tolist(),
                 "generator_logprobs": completion.generator_logprobs.tolist(),
             }
-            file.write(json.dumps(asdict(record) | tokens) + "\n")
+            values = {
+                # JSON has no NaN or infinity, and such a score is what is looked for here.
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in asdict(record).items()
+            }
+            file.write(json.dumps(values | tokens, allow_nan=False) + "\n")

@@ -100,7 +100,7 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
 
     try:
         _on_rank_0(begin)
-        with _frozen_left_out(engine.module, enabled=False):
+        with _frozen_left_out(engine.module, enabled=facts.lora_rank > 0):
             engine.save_checkpoint(
                 str(partial),
                 tag=STATE,

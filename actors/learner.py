@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from actors.checkpoint import (
+    CheckpointFacts,
+    check_fits,
+    deepspeed_checkpoint_config,
+    load,
+    save,
+)
 from actors.node import listen, num_cores
 from actors.optimizer import build_optimizer, build_schedule
 from actors.protocol import (
@@ -36,13 +43,22 @@ class LearnerActor:
         self._device = torch.device(spec.device)
         self._dtype: torch.dtype = getattr(torch, spec.config.dtype)
 
-    def start(self, master_address: str, master_port: int) -> None:
+    def start(
+        self, master_address: str, master_port: int, checkpoint: str | None = None
+    ) -> int | None:
         """Join the process group of the learner, load the model and build the optimiser.
 
         Rank 0 listens on ``master_address`` only.
 
+        Args:
+            checkpoint: a directory as `save_checkpoint` writes it, to go on from.
+
+        Returns:
+            The policy version of the checkpoint.
+
         Raises:
             ModelError: the model cannot be loaded, adapted, or run in the layout that is asked for.
+            CheckpointError: the checkpoint is damaged, or of a run with other settings.
         """
         spec = self._spec
         os.environ["DS_ACCELERATOR"] = spec.device
@@ -56,18 +72,22 @@ class LearnerActor:
         # An optional reduction that DeepSpeed would compile first, which needs a C++ compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed()
-        self._build()
+        return self._build(checkpoint)
 
-    def _build(self) -> None:
+    def _build(self, checkpoint: str | None = None) -> int | None:
         import deepspeed
 
         spec = self._spec
+        settings = dict(spec.deepspeed)
+        if checkpoint is not None:
+            check_fits(Path(checkpoint), self._facts(0))
+            settings |= deepspeed_checkpoint_config(Path(checkpoint), spec.world_size)
         policy = self._load_policy()
         self._engine, _, _, _ = deepspeed.initialize(
             model=policy,
             optimizer=build_optimizer(policy, spec.config),
             lr_scheduler=lambda optimizer: build_schedule(optimizer, spec),
-            config=spec.deepspeed,
+            config=settings,
         )
         model = self._engine.module.model
         check_layout(
@@ -83,6 +103,9 @@ class LearnerActor:
             reference=build_reference(spec, self._engine) if spec.loss.beta > 0 else None,
             pad_token_id=model.config.get_text_config().pad_token_id or 0,
         )
+        if checkpoint is None:
+            return None
+        return load(self._engine, Path(checkpoint), facts=self._facts(0)).policy_version
 
     def train(self, request: TrainRequest, *groups: RolloutGroup) -> TrainedBatch:
         """Train on this rank's members of a batch; see `BatchTrainer.train`."""
@@ -94,23 +117,29 @@ class LearnerActor:
         Args:
             generators: Ray handles of the `GeneratorActor`s, in the order of their ranks.
         """
-        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+        from actors.adapter_sync import AdapterSender
+        from actors.full_sync import FullSender
+        from actors.sync import GeneratorClient
 
-        from actors.sync import GeneratorClient, register, trainer_init_info
-        from actors.weight_source import DeepSpeedWeightSource
-
-        register()
+        model, spec = self._engine.module.model, self._spec
         self._client = GeneratorClient(
             generators,
             workers_per_generator=rendezvous.workers_per_generator,
             timeout_s=rendezvous.timeout_s,
         )
-        self._source = DeepSpeedWeightSource(self._engine.module.model, self._dtype)
-        self._sender = WeightTransferTrainerFactory.trainer_init(
-            trainer_init_info(rendezvous, rank=self._spec.rank),
-            client=self._client,
-            source=self._source,
-        )
+        self._sender: AdapterSender | FullSender
+        if spec.config.lora_sync == "adapter":
+            self._sender = AdapterSender(
+                model, client=self._client, dtype=self._dtype, is_sender=spec.rank == 0
+            )
+        else:
+            self._sender = FullSender(
+                model,
+                client=self._client,
+                dtype=self._dtype,
+                rendezvous=rendezvous,
+                rank=spec.rank,
+            )
 
     def send_weights(self, policy_version: int) -> SentWeights:
         """Send the weights to all generators, labelled ``policy_version``; all ranks together.
@@ -120,11 +149,7 @@ class LearnerActor:
         """
         self._client.policy_version = policy_version
         self._sender.send_weights()
-        metadata = self._source.metadata()
-        return SentWeights(
-            num_tensors=len(metadata),
-            num_bytes=sum(m.dtype.itemsize * int(np.prod(m.shape)) for m in metadata),
-        )
+        return SentWeights(num_tensors=self._sender.num_tensors, num_bytes=self._sender.num_bytes)
 
     def probe(self, token_ids: IntArray) -> FloatArray:
         """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
@@ -136,8 +161,6 @@ class LearnerActor:
 
     def save(self, directory: str) -> None:
         """Write the policy as a Hugging Face directory; all ranks together, rank 0 writes."""
-        from transformers import AutoTokenizer
-
         from actors.weight_source import full_parameters
 
         state = {
@@ -146,10 +169,42 @@ class LearnerActor:
             if self._spec.rank == 0
         }
         if self._spec.rank == 0:
-            self._engine.module.save_pretrained(directory, state_dict=state)
-            AutoTokenizer.from_pretrained(
-                self._spec.model, trust_remote_code=self._spec.trust_remote_code
-            ).save_pretrained(directory)
+            self._engine.module.model.save_pretrained(directory, state_dict=state)
+            self._tokenizer().save_pretrained(directory)
+
+    def save_checkpoint(self, directory: str, policy_version: int) -> None:
+        """Write all that training needs to go on; all ranks together, to a shared file system.
+
+        Raises:
+            LearnerError: it cannot be written.
+        """
+        save(
+            self._engine,
+            Path(directory),
+            facts=self._facts(policy_version),
+            tokenizer=self._tokenizer(),
+        )
+
+    def _facts(self, policy_version: int) -> CheckpointFacts:
+        spec, config = self._spec, self._spec.config
+        return CheckpointFacts(
+            policy_version=policy_version,
+            world_size=spec.world_size,
+            zero_stage=config.zero_stage,
+            dtype=config.dtype,
+            base_model=spec.model,
+            trust_remote_code=spec.trust_remote_code,
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_target_modules=tuple(config.lora_target_modules),
+        )
+
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            self._spec.model, trust_remote_code=self._spec.trust_remote_code
+        )
 
     def _load_policy(self) -> Policy:
         spec, config = self._spec, self._spec.config

@@ -127,6 +127,12 @@ class RayLearnerGroup:
     async def save(self, directory: str) -> None:
         await self.call("save", [rank.save.remote(directory) for rank in self.ranks])
 
+    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
+        await self.call(
+            "checkpoint",
+            [rank.save_checkpoint.remote(directory, policy_version) for rank in self.ranks],
+        )
+
     async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:
         """Replies of all ranks to a call that they do together."""
         late = LearnerError(

@@ -1,4 +1,4 @@
-"""The sending side of a weight sync: vLLM's trainer engine and the client that it drives."""
+"""What the sending side of a weight sync asks of the generators."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
-from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from actors.protocol import AdapterUpdate, SyncRendezvous
-from actors.weight_transfer import GlooTrainerInitInfo, register
+from actors.protocol import AdapterUpdate
 from real_ray.errors import SyncError
-
-__all__ = ["GeneratorClient", "register", "trainer_init_info"]
-
-
-def trainer_init_info(rendezvous: SyncRendezvous, *, rank: int) -> TrainerInitInfo:
-    """What vLLM's trainer engine of the chosen back end is started with."""
-    where = (rendezvous.master_address, rendezvous.master_port, rendezvous.world_size)
-    if rendezvous.backend == "nccl":
-        return NCCLTrainerInitInfo(*where, rank=rank)
-    return GlooTrainerInitInfo(*where, timeout_s=rendezvous.timeout_s, rank=rank)
 
 
 class GeneratorClient:

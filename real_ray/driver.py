@@ -177,6 +177,15 @@ class Driver:
                 result.samples,
             )
             self._policy_version = step
+            await self._save_checkpoint()
+
+    async def _save_checkpoint(self) -> None:
+        every, version = self._config.checkpoint.save_steps, self._policy_version
+        if every is None or version % every:
+            return
+        directory = str(self._config.run.checkpoint(version))
+        await self._roles.learner.save_checkpoint(directory, policy_version=version)
+        self._tracker.event("checkpoint saved", directory)
 
     async def _evaluate(self) -> None:
         """Accuracy of greedy completions on the evaluation prompts, all at once."""

@@ -48,11 +48,24 @@ class LearnerGroup(Protocol):
     """Trains the policy on whole groups."""
 
     async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
-        """Do one optimiser step on the groups; the policy becomes ``policy_version``."""
+        """Train on the groups; the policy becomes ``policy_version``.
+
+        Raises:
+            GroupError: a group is not fit to be trained on.
+            LearnerError: the learner cannot go on.
+        """
         ...
 
     async def save(self, directory: str) -> None:
         """Write the policy as a Hugging Face directory."""
+        ...
+
+    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
+        """Write all that training needs to go on from this policy version.
+
+        Raises:
+            LearnerError: it cannot be written.
+        """
         ...
 
 

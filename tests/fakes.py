@@ -140,6 +140,9 @@ class FakeLearner:
     async def save(self, directory: str) -> None:
         self.world.log.append(f"save {directory}")
 
+    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
+        self.world.log.append(f"checkpoint {policy_version} {directory}")
+
 
 @dataclass
 class FakeBroadcaster:

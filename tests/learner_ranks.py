@@ -39,14 +39,19 @@ class LearnerRanks:
         port = free_port(LOOPBACK)
         self.call("start", LOOPBACK, port)
 
-    def configure(self, *, loss: LossConfig | None = None, **learner: Any) -> None:
+    def configure(
+        self, *, loss: LossConfig | None = None, checkpoint: Path | None = None, **learner: Any
+    ) -> int | None:
+        """Start over, from the model or a checkpoint; return the version of that."""
         settings = {"dtype": "float32", "max_grad_norm": 1e9, "learning_rate": 1e-3} | learner
         self.config = LearnerConfig(num_ranks=len(self.ranks), timeout_s=120.0, **settings)
         self.loss = loss or LossConfig()
-        ray.get(
-            [rank.restart.remote(self._spec(index)) for index, rank in enumerate(self.ranks)],
+        path = None if checkpoint is None else str(checkpoint)
+        versions: list[int | None] = ray.get(
+            [rank.restart.remote(self._spec(index), path) for index, rank in enumerate(self.ranks)],
             timeout=180,
         )
+        return versions[0]
 
     def train(self, groups: Sequence[RolloutGroup], *, policy_version: int = 1) -> dict[str, float]:
         """Metrics of the step on these groups; records and warnings are kept."""

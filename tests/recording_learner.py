@@ -13,15 +13,15 @@ Gradients = dict[str, np.ndarray]
 class RecordingLearner(LearnerActor):
     """Keeps the full gradient of each step, as DeepSpeed holds it when the step begins."""
 
-    def restart(self, spec: LearnerSpec) -> None:
+    def restart(self, spec: LearnerSpec, checkpoint: str | None) -> int | None:
         """Begin again in the same process group, which saves the start of a process."""
         LearnerActor.__init__(self, spec)
-        self._build()
+        return self._build(checkpoint)
 
-    def _build(self) -> None:
+    def _build(self, checkpoint: str | None = None) -> int | None:
         from deepspeed.utils import safe_get_full_grad
 
-        super()._build()
+        version = super()._build(checkpoint)
         self._gradients: list[Gradients] = []
         step = self._engine.step
 
@@ -36,6 +36,7 @@ class RecordingLearner(LearnerActor):
             step()
 
         self._engine.step = recording_step
+        return version
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Full values by Hugging Face name."""

@@ -48,7 +48,8 @@ _FIXED = {
     "bf16.bf16_master_weights_and_grads": "master weights are float32",
     "bf16.bf16_optimizer_states": "the optimiser's state is float32",
     "bf16.check_grad_overflow": "steps without a finite gradient are skipped",
-    "data_types.grad_accum_dtype": "gradients of micro-batches add up in float32, but for ZeRO-0",
+    "data_types.grad_accum_dtype": "gradients of micro-batches add up in float32 (ZeRO 2 and 3)",
+    "zero_optimization.compute_grad_norm": "steps without a finite gradient are skipped",
     "gradient_allreduce_op": "the loss of a rank is scaled for the mean over ranks",
     "managed_gradient_accumulation": "the learner marks the last micro-batch of a step itself",
     "zero_allow_untested_optimizer": "the learner's optimiser is torch's AdamW",
@@ -113,8 +114,11 @@ def _settings(config: LearnerConfig) -> dict[str, Any]:
 
 
 def _accumulation(config: LearnerConfig) -> str | None:
-    """In bfloat16, the sum over many micro-batches would lose the small ones; null: ZeRO-0."""
-    return "fp32" if config.zero_stage else None
+    """Where the gradients of micro-batches add up: a sum in bfloat16 would lose small ones.
+
+    ZeRO 0 and 1 cannot, or only with an optimiser that does not skip steps; null: `dtype`.
+    """
+    return "fp32" if config.zero_stage >= 2 else None
 
 
 def _decided(config: LearnerConfig) -> dict[str, Any]:
@@ -140,6 +144,7 @@ def _decided(config: LearnerConfig) -> dict[str, Any]:
         "zero_optimization.offload_param.device": "cpu" if config.offload_params else "none",
         "zero_optimization.cpu_offload_param": config.offload_params,
         "data_types.grad_accum_dtype": _accumulation(config),
+        "zero_optimization.compute_grad_norm": True,
         "gradient_allreduce_op": "mean",
         "managed_gradient_accumulation": True,
         "zero_allow_untested_optimizer": True,

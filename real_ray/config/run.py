@@ -30,3 +30,7 @@ class RunConfig(Section):
     def directory(self) -> Path:
         """Where the files of the run are, absolute."""
         return Path(self.output_dir).expanduser().resolve() / self.name
+
+    def checkpoint(self, policy_version: int) -> Path:
+        """Where the learner's state of this policy version is saved."""
+        return self.directory / "checkpoints" / f"step_{policy_version:06d}"

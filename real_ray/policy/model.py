@@ -13,7 +13,6 @@ from real_ray.policy.attention import SEGMENTS, register
 from real_ray.policy.layout import PolicyInput
 from real_ray.policy.logprobs import linear_logprobs
 
-
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
@@ -100,12 +99,20 @@ def load_policy(
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {name_or_path}: {error}") from error
+    except KeyError as error:  # some models look attention up in a table of their own
+        if error.args != (SEGMENTS,):
+            raise
+        raise _cannot_pack(name_or_path) from error
     if packing and not model._supports_attention_backend:
-        raise ModelError(
-            f"model {name_or_path}: the attention of {type(model).__name__} cannot be replaced, as "
-            "packed rows need: set learner.packing: false and learner.share_prefix: false"
-        )
+        raise _cannot_pack(name_or_path)
     return Policy(model)
+
+
+def _cannot_pack(name_or_path: str) -> ModelError:
+    return ModelError(
+        f"model {name_or_path}: its attention cannot be replaced, as packed rows need: set "
+        "learner.packing: false and learner.share_prefix: false"
+    )
 
 
 def _head_logprobs(

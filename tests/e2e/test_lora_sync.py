@@ -21,6 +21,7 @@ from actors.generator import GeneratorActor
 from actors.pools import RayGeneratorPool, RayLearnerGroup
 from actors.protocol import AdapterUpdate, EngineSpec, Probe
 from actors.sync import GeneratorClient
+from real_ray.config import LearnerConfig, LossConfig
 from real_ray.errors import SyncError
 from real_ray.types import Prompt, SampledGroup, Sampling
 
@@ -115,7 +116,9 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         try:
             await generator.start.remote()
             rank = ray.remote(AdapterRank).options(num_cpus=0.5).remote(str(model), [generator])
-            learner = RayLearnerGroup([rank], timeout_s=60.0)
+            learner = RayLearnerGroup(
+                [rank], config=LearnerConfig(timeout_s=60.0), loss=LossConfig()
+            )
             yield Running(
                 generator=generator,
                 pool=RayGeneratorPool([generator], timeout_s=120.0),

@@ -15,10 +15,10 @@ import yaml
 from fakes import make_config, rollout_ticket
 
 from actors.pools import RayLearnerGroup
-from actors.protocol import TrainedBatch
-from real_ray.config import load_config
+from actors.protocol import TrainedBatch, TrainRequest
+from real_ray.config import LossConfig, load_config
 from real_ray.config.keys import keys_by_name, sections
-from real_ray.loss import real_metrics
+from real_ray.loss import GroupTable, Members, build_loss, kl_share, real_metrics
 from real_ray.metrics import step_metrics
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.policy import token_metrics
@@ -39,6 +39,7 @@ _KEY = re.compile(r"`(?:--)?([a-z]+)\.([a-z0-9_]+)(?:[ :=][^`]*)?`|--([a-z]+)\.(
 _PATH = re.compile(r"`((?:real_ray|actors|docs|examples|scripts|requirements)/[\w./-]*)`")
 _FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 _METRIC = re.compile(r'"([a-z]+/[a-z0-9_]+)"')
+_STALENESS = re.compile(r"_staleness_\d+$")
 
 
 def by_name(path: Path) -> str:
@@ -76,27 +77,48 @@ class FakeRank:
     def __init__(self) -> None:
         self.train = SimpleNamespace(remote=self._train)
 
-    async def _train(self, policy_version: int, *groups: object) -> TrainedBatch:
-        scores, positive = torch.zeros(1, 2), torch.tensor([[True, False]])
-        tokens = torch.zeros(2, 3)
+    async def _train(self, request: TrainRequest, *groups: object) -> TrainedBatch:
+        (step,) = request.steps
+        table = GroupTable(
+            rewards=torch.from_numpy(step.rewards),
+            included=torch.from_numpy(step.included),
+            num_tokens=torch.from_numpy(step.num_tokens),
+        )
+        scores, num_tokens = torch.zeros(table.rewards.shape), int(table.num_tokens.sum())
+        tokens = torch.zeros(num_tokens)
+        members = Members(
+            logprobs=tokens,
+            old_logprobs=tokens,
+            row=torch.arange(2).repeat_interleave(table.num_tokens[0]),
+            group=torch.zeros(2, dtype=torch.long),
+            index=torch.arange(2),
+        )
+        # Every loss has the metrics of this one, or fewer.
+        _, of_loss = build_loss(LossConfig(type="grpo")).share(members, table, scores)
+        _, of_kl = kl_share(tokens, tokens, tokens == 0, num_tokens)
+        of_step = _METRIC.findall((ROOT / "actors" / "train_batch.py").read_text())
         return TrainedBatch(
             metrics=PartialMetrics.merge(
                 [
-                    real_metrics(scores, positive, 0.5, num_groups=1),
-                    token_metrics(tokens, tokens, tokens, torch.ones(2, 3, dtype=torch.bool)),
+                    of_loss,
+                    of_kl,
+                    real_metrics(scores, table.rewards > 0, 0.5),
+                    token_metrics(tokens, tokens, tokens, torch.arange(num_tokens)),
+                    PartialMetrics(means=dict.fromkeys(of_step, (1.0, 1.0))),
                 ]
             ),
-            grad_norm=1.0,
             learning_rate=1e-6,
-            num_microbatches=1,
             samples=(),
+            warnings=(),
         )
 
 
 async def written_metrics(tmp_path: Path) -> dict[str, float]:
     """A line of metrics.jsonl, as a run writes it."""
     batch = [rollout_ticket("p:0@0")]
-    result = await RayLearnerGroup([FakeRank()], timeout_s=30).train(batch, policy_version=1)
+    config = make_config(learner={"prompts_per_step": 1})
+    learner = RayLearnerGroup([FakeRank()], config=config.learner, loss=config.loss)
+    result = await learner.train(batch, policy_version=1)
     sync = SyncReport(
         policy_version=1,
         seconds=1.0,
@@ -126,7 +148,8 @@ async def written_metrics(tmp_path: Path) -> dict[str, float]:
 class TestMetrics:
     async def test_exactly_the_written_metrics_are_explained(self, tmp_path: Path) -> None:
         explained = rows(METRICS, "metrics.jsonl")
-        assert sorted(explained) == sorted(await written_metrics(tmp_path))
+        written = await written_metrics(tmp_path)
+        assert sorted(explained) == sorted({_STALENESS.sub("_staleness_N", n) for n in written})
 
     def test_every_metric_that_the_code_names_is_explained(self) -> None:
         code = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
+from collections.abc import Sequence
 
 import pytest
 from fakes import (
@@ -179,6 +181,30 @@ async def test_an_error_of_any_role_ends_the_run_and_every_task() -> None:
             generators=FakeGenerators(world, delay=never),
         )
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_the_learner_warns_of_becomes_an_event_and_the_run_goes_on() -> None:
+    world = World()
+
+    class SkippingLearner(FakeLearner):
+        async def train(
+            self, groups: Sequence[RolloutTicket], *, policy_version: int
+        ) -> TrainResult:
+            result = await super().train(groups, policy_version=policy_version)
+            skipped = [f"step {policy_version}, {part}" for part in "ab"]
+            warnings = tuple(skipped) if policy_version == 2 else ()
+            return dataclasses.replace(result, warnings=warnings)
+
+    learner = SkippingLearner(world)
+    tracker = await run(
+        make_config(run={"num_steps": 3}),
+        world,
+        learner=learner,
+        broadcaster=FakeBroadcaster(world, learner),
+    )
+    assert tracker.events == [("step skipped", "step 2, a"), ("step skipped", "step 2, b")]
+    assert world.log[-2:] == ["train 3", "broadcast 3"]
+    assert [row["policy_version"] for row in tracker.steps] == [1, 2, 3]
 
 
 async def test_a_sync_that_fails_ends_the_run() -> None:

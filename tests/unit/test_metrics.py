@@ -19,7 +19,10 @@ SYNC = SyncReport(
     probe_difference=0.011,
 )
 RESULT = TrainResult(
-    policy_version=8, metrics={"real/two_sided": 0.5, "grad/norm": 2.0}, samples=()
+    policy_version=8,
+    metrics={"real/two_sided": 0.5, "policy/grad_norm": 2.0},
+    samples=(),
+    warnings=("a step was skipped",),
 )
 
 
@@ -28,15 +31,15 @@ def make_ticket(
     rewards: tuple[float, ...],
     *,
     versions: tuple[int, int],
-    tokens_each: int,
-    num_truncated: int,
+    lengths: tuple[int, ...],
+    truncated: tuple[int, ...],
     seconds: tuple[float, float],
 ) -> RolloutTicket:
     sampled = SampledTicket(
         uid=uid,
         prompt_tokens=8,
-        completion_tokens=(tokens_each,) * len(rewards),
-        truncated=tuple(index < num_truncated for index in range(len(rewards))),
+        completion_tokens=lengths,
+        truncated=tuple(index in truncated for index in range(len(rewards))),
         oldest_version=versions[0],
         newest_version=versions[1],
         seconds=seconds[0],
@@ -48,10 +51,10 @@ def make_ticket(
 
 BATCH = [
     make_ticket(
-        "a", (1.0, 0.0), versions=(5, 7), tokens_each=15, num_truncated=1, seconds=(2.0, 0.2)
+        "a", (1.0, 0.0), versions=(5, 7), lengths=(9, 21), truncated=(1,), seconds=(2.0, 0.2)
     ),
     make_ticket(
-        "b", (-0.5, 0.5), versions=(7, 7), tokens_each=5, num_truncated=0, seconds=(1.0, 0.1)
+        "b", (-0.5, 0.5), versions=(7, 7), lengths=(7, 3), truncated=(), seconds=(1.0, 0.1)
     ),
 ]
 
@@ -80,7 +83,7 @@ def test_every_number_of_a_step() -> None:
             "reward/max": 1.0,
             "reward/min": -0.5,
             "real/two_sided": 0.5,
-            "grad/norm": 2.0,
+            "policy/grad_norm": 2.0,
             "async/staleness_mean": 1.0,
             "async/staleness_max": 2,
             "async/in_flight_updates": 1,
@@ -104,7 +107,12 @@ def test_every_number_of_a_step() -> None:
 
 def test_each_completion_counts_once_however_large_its_group_is() -> None:
     large = make_ticket(
-        "c", (1.0,) * 6, versions=(7, 7), tokens_each=10, num_truncated=6, seconds=(1.0, 0.1)
+        "c",
+        (1.0,) * 6,
+        versions=(7, 7),
+        lengths=(10,) * 6,
+        truncated=tuple(range(6)),
+        seconds=(1.0, 0.1),
     )
     metrics = metrics_of([BATCH[0], large])
     assert metrics["reward/mean"] == 7 / 8

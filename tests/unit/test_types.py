@@ -15,6 +15,7 @@ from real_ray.types import (
     Prompt,
     RolloutGroup,
     SampledGroup,
+    SampledTicket,
     VersionSpan,
     check_whole_group,
 )
@@ -115,6 +116,23 @@ class TestVersions:
         assert completion.oldest_version == min(version for version, _ in parts)
         assert completion.newest_version == max(version for version, _ in parts)
         make_group(completion, num_generations=1)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_a_ticket_counts_the_completion_tokens_of_its_members(lengths: list[int]) -> None:
+    ticket = SampledTicket(
+        uid="sums:7@0",
+        prompt_tokens=30,
+        completion_tokens=tuple(lengths),
+        truncated=(False,) * len(lengths),
+        oldest_version=3,
+        newest_version=4,
+        seconds=1.0,
+        generator="generator-0",
+        ref=None,
+    )
+    assert ticket.num_members == len(lengths)
+    assert ticket.num_tokens == sum(lengths)
 
 
 class TestRolloutGroup:

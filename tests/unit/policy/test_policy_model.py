@@ -212,11 +212,16 @@ class TestLoadPolicy:
         with pytest.raises(ModelError, match=f"^model {tmp_path}: "):
             load(tmp_path, "packed")
 
-    def test_attention_that_cannot_be_replaced(self, tmp_path: Path) -> None:
-        model = hf.AutoModelForCausalLM.from_config(
-            hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
-        )
-        model.save_pretrained(tmp_path)
-        with pytest.raises(ModelError, match=r"learner\.packing: false"):
+    @pytest.mark.parametrize(
+        "config",
+        [
+            hf.FalconConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
+            hf.BloomConfig(hidden_size=32, n_layer=1, n_head=4),
+        ],
+        ids=["falcon", "bloom"],
+    )
+    def test_attention_that_cannot_be_replaced(self, config: Any, tmp_path: Path) -> None:
+        config.vocab_size = VOCABULARY
+        hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        with pytest.raises(ModelError, match=r"replaced.*set learner\.packing: false"):
             load(tmp_path, "shared_prefix")
-        assert isinstance(load(tmp_path, "padded"), Policy)

@@ -1,4 +1,4 @@
-"""The learner's gradient, over ranks, micro-batches and layouts, against one process in float64."""
+"""The learner: its gradient against one process in float64, its steps and its checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiny_model import build_model
 from actors.requests import layout_of
 from real_ray.batching import Slice, num_tokens
 from real_ray.config import LossConfig
-from real_ray.errors import GroupError, LearnerError
+from real_ray.errors import CheckpointError, GroupError, LearnerError
 from real_ray.types import RolloutGroup, VersionSpan
 
 TAU = 0.5
@@ -493,3 +493,41 @@ def test_a_sequence_above_the_budget_is_refused_by_name(
     learners[1].configure(max_tokens_per_microbatch=20)
     with pytest.raises(GroupError, match=r"group c, member 1: 31 tokens are above .* = 20"):
         learners[1].train(MIXED)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "options"),
+    [(0, {}), (1, {}), (2, {"weight_decay": 0.1}), (3, {}), (2, {"lora_rank": 4})],
+    ids=str,
+)
+def test_a_checkpoint_goes_on_exactly_and_on_another_number_of_ranks(
+    learners: dict[int, LearnerRanks],
+    tmp_path: Path,
+    zero_stage: int,
+    options: dict[str, Any],
+) -> None:
+    settings = {"zero_stage": zero_stage, "warmup_ratio": 0.5, **options}
+    settings["max_tokens_per_microbatch"] = 60
+    one, two = learners[1], learners[2]
+    two.configure(**settings)
+    two.train(MIXED)
+    two.call("save_checkpoint", str(tmp_path / "step_000001"), 1)
+    two.train(ONE_RANK_ONE_SIDED, policy_version=2)
+    unbroken, rate = two.parameters(), two.learning_rate
+
+    assert two.configure(checkpoint=tmp_path / "step_000001", **settings) == 1
+    two.train(ONE_RANK_ONE_SIDED, policy_version=2)
+    assert two.learning_rate == rate
+    for name, value in two.parameters().items():
+        np.testing.assert_array_equal(value, unbroken[name], err_msg=name)
+
+    assert one.configure(checkpoint=tmp_path / "step_000001", **settings) == 1
+    one.train(ONE_RANK_ONE_SIDED, policy_version=2)
+    assert one.learning_rate == rate
+    for name, value in one.parameters().items():
+        np.testing.assert_allclose(value, unbroken[name], atol=2e-4, err_msg=name)
+
+    with pytest.raises(CheckpointError, match=r"learner\.zero_stage"):
+        one.configure(
+            checkpoint=tmp_path / "step_000001", **settings | {"zero_stage": 1 + (zero_stage == 1)}
+        )
