@@ -1,7 +1,7 @@
 # The tests take both cores of a small machine, so they run one after the other.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-dev demo test lint check clean
+.PHONY: help install install-dev demo bench test lint check clean
 
 BIN := .venv/bin
 MODEL ?=
@@ -18,6 +18,9 @@ install-dev: ## the same, with what tests and checks need
 
 demo: install ## train a small model on sums, on this machine (MODEL=path, ARGS='--loss.tau 0.3')
 	@$(BIN)/real-ray demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+bench: install ## measure the learner against a plain Hugging Face loop (ARGS='--rounds 5')
+	@$(BIN)/python bench/learner.py $(ARGS)
 
 test: install-dev ## run all tests (ARGS='-k name' picks some)
 	@$(BIN)/pytest $(wildcard tests/unit tests/ray tests/e2e tests/gpu) $(ARGS)

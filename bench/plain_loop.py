@@ -46,9 +46,9 @@ class PlainLoop:
         microbatches = list(_microbatches(batch, max_tokens))
         for groups in microbatches:
             with self._stopwatch.part("forward"):
-                loss = self._losses(groups).sum() / len(batch)
+                loss = self._losses(groups).sum()
             with self._stopwatch.part("backward"):
-                loss.backward()
+                torch.autograd.backward(loss)
         with self._stopwatch.part("update"):
             grad_norm = self._update()
         return StepInfo(grad_norm=grad_norm, num_microbatches=len(microbatches), num_score_passes=0)

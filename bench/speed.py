@@ -83,14 +83,15 @@ def _speed(kind: Kind, steps: dict[Kind, list[TimedStep]], peak: int) -> Row:
     return {
         "trainer": kind,
         "seconds": seconds,
-        "median": median(seconds),
+        "median_s": median(seconds),
+        "cpu_seconds": median(step.cpu_seconds for step in mine),
         "completion_tok/s": mine[0].completion_tokens / median(seconds),
         "sequence_tok/s": mine[0].sequence_tokens / median(seconds),
         "times_plain": ratios,
         "median_times_plain": median(ratios),
         "grad_norms": [step.info.grad_norm for step in mine],
         "micro-batches": mine[0].info.num_microbatches,
-        "peak_MiB_so_far": mib(peak),
+        "peak_MiB": mib(peak),
     }
 
 

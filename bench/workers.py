@@ -9,6 +9,7 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from real_ray.types import RolloutGroup
 _WARM_UP = Shape(num_groups=1, num_generations=2, prompt_tokens=2, completion_tokens=(2, 2))
 _WARM_UP_TOKENS = 1024
 
-RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "1"}
 """Environment in which glibc gives freed tensors back, so that resident memory is what is in use.
 It costs time: not for workers whose time is measured."""
 
@@ -34,6 +35,7 @@ class TimedStep:
     """One step."""
 
     seconds: float
+    cpu_seconds: float  # of all threads: what a busy machine changes least
     parts: dict[str, float]  # seconds of forward, backward and update; empty if not asked for
     completion_tokens: int
     sequence_tokens: int
@@ -66,15 +68,18 @@ class Worker:
 
     def timed_step(self, shape: Shape, *, max_tokens: int, parts: bool = False) -> TimedStep:
         """Time a step; with ``parts`` also its parts, which costs a little."""
-        return self._call(_timed_step, shape, max_tokens, parts)
+        found: TimedStep = self._call(_timed_step, shape, max_tokens, parts)
+        return found
 
     def step_memory(self, shape: Shape, *, max_tokens: int) -> StepMemory:
         """Run a step and see how much memory it takes."""
-        return self._call(_step_memory, shape, max_tokens)
+        found: StepMemory = self._call(_step_memory, shape, max_tokens)
+        return found
 
     def peak_memory(self) -> int:
         """Most memory that the process had so far, in bytes."""
-        return self._call(_peak_memory)
+        found: int = self._call(_peak_memory)
+        return found
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         self._started.result()
@@ -117,12 +122,14 @@ def _timed_step(shape: Shape, max_tokens: int, parts: bool) -> TimedStep:
     batch, device = _state.batch(shape), _state.settings.device
     _state.stopwatch.seconds.clear()
     _state.stopwatch.on = parts
-    start = now(device)
+    cpu_start, start = time.process_time(), now(device)
     info = _state.trainer.step(batch, max_tokens=max_tokens)
     seconds = now(device) - start
+    cpu_seconds = time.process_time() - cpu_start
     completion_tokens, sequence_tokens = count_tokens(batch)
     return TimedStep(
         seconds=seconds,
+        cpu_seconds=cpu_seconds,
         parts=dict(_state.stopwatch.seconds),
         completion_tokens=completion_tokens,
         sequence_tokens=sequence_tokens,

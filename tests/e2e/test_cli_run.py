@@ -16,7 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from tiny_model import build_model
 
 REAL_RAY = Path(sys.executable).with_name("real-ray")
@@ -152,6 +154,50 @@ def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> 
     assert list((path / "wandb").glob("offline-run-*"))
     assert list((path / "logs").iterdir())
     assert yaml.safe_load((path / "config.yaml").read_text())["run"]["num_steps"] == 4
+
+
+@pytest.mark.parametrize("lora_sync", ["merged", "adapter"])
+def test_lora_with_a_reference_and_several_optimiser_steps_is_trained_saved_and_exported(
+    run: Run, model: Path, lora_sync: str
+) -> None:
+    process = run.start(
+        model,
+        run={"num_steps": 2},
+        loss={"beta": 0.1, "old_logprobs": "blend"},
+        learner={
+            "dtype": "float32",
+            "learning_rate": 3e-2,
+            "minibatches_per_batch": 2,
+            "max_tokens_per_microbatch": 120,
+            "lora_rank": 4,
+            "lora_sync": lora_sync,
+        },
+        checkpoint={"save_steps": 2},
+        eval={"at_start": False},
+    )
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert run.left_behind() == []
+    path = run.directory / "runs" / "tiny"
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    # The last sync put trained adapters, not those of the start, into the generators.
+    assert all(row["sync/probe_difference"] < 1e-3 for row in rows)
+    assert [row["learner/skipped"] for row in rows] == [0, 0]
+    assert rows[-1]["policy/kl"] > 0  # in the first step only if its first group is two-sided
+    exported = run.directory / "exported"
+    done = subprocess.run(
+        [REAL_RAY, "export", path, exported], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    final = load_file(path / "model" / "model.safetensors")
+    again = load_file(exported / "model.safetensors")
+    start = load_file(model / "model.safetensors")
+    assert final.keys() == again.keys() == start.keys()
+    assert all(torch.equal(final[name], again[name]) for name in final)
+    moved = [name for name in start if not torch.equal(final[name], start[name].float())]
+    assert len(moved) == 2 * 7, "the linear layers of both blocks"
+    assert "real_ray" not in (exported / "config.json").read_text()
+    assert "real_ray" not in (path / "model" / "config.json").read_text()
 
 
 def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, model: Path) -> None:

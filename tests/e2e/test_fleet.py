@@ -171,7 +171,7 @@ async def test_the_tied_output_layer_is_synced_with_the_embedding(running: Runni
         import torch
 
         with torch.no_grad():
-            actor._engine.module.get_input_embeddings().weight.mul_(3.0)
+            actor._engine.module.model.get_input_embeddings().weight.mul_(3.0)
 
     sequence = np.arange(10, 70, dtype=np.int32)
     await asyncio.gather(*(rank.__ray_call__.remote(scale_embedding) for rank in running.ranks))

@@ -42,13 +42,16 @@ SHORT = {
     "shared": spans_of((3, (2, 4)), (2, (1, 1, 3))),
     "mixed": spans_of((4, (2, 3)), (0, (5,))),
 }
-# Long enough not to be one masked product.
+# Too long for one masked product.
 LONG = {
     "packed": spans_of((0, (300, 200, 40))),
     "one": spans_of((0, (600,))),
     "shared": spans_of((70, (180, 90, 1)), (120, (100,))),
     "long-prompt": spans_of((530, (3, 40, 1)), (2, (5,))),
     "long-completion": spans_of((9, (520, 3, 530)), (0, (4,))),
+    "long-prompts": spans_of((530, (3,)), (520, (5, 2))),
+    "split-group": spans_of((70, (300, 200, 10)), (5, (3,))),
+    "distant-prefix": ((0, 600, 0, 0), (600, 605, 0, 0), (605, 610, 0, 600)),
 }
 ROWS = [pytest.param(spans, id=name) for name, spans in {
     **{f"short-{name}": spans for name, spans in SHORT.items()},
