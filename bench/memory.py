@@ -14,7 +14,7 @@ from trainers import Kind, Settings
 from workers import RETURN_FREED_MEMORY, StepMemory, Worker
 
 _GROUP_SIZES = (4, 8, 16, 32)
-_GROUP_SIZE_BUDGET = 2304  # tokens of a micro-batch: all sizes fill it to nine tenths
+_GROUP_SIZE_BUDGET = 1152  # tokens of a micro-batch: all sizes fill it to nine tenths
 _BUDGETS = (1024, 2048, 4096, 8192)
 _VOCABULARIES = (32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024)
 _COMPLETION_TOKENS = (512, 1024)  # of a step, against the vocabulary
@@ -35,15 +35,15 @@ def _group_sizes(worker: Worker) -> Report:
         shape = Shape(
             num_groups=max(_GROUP_SIZES) // size,
             num_generations=size,
-            prompt_tokens=64,
-            completion_tokens=(128, 128),
+            prompt_tokens=32,
+            completion_tokens=(64, 64),
         )
         found[size] = worker.step_memory(shape, max_tokens=_GROUP_SIZE_BUDGET)
     lowest = min(memory.peak for memory in found.values())
     return Report(
         name="memory, group size",
-        title=f"Peak memory of a step of {max(_GROUP_SIZES)} completions of 128 tokens, prompts "
-        f"of 64, at most {_GROUP_SIZE_BUDGET} tokens a micro-batch",
+        title=f"Peak memory of a step of {max(_GROUP_SIZES)} completions of 64 tokens, prompts "
+        f"of 32, at most {_GROUP_SIZE_BUDGET} tokens a micro-batch",
         rows=[
             {"num_generations": size, **_row(memory), "times_lowest": memory.peak / lowest}
             for size, memory in found.items()

@@ -46,7 +46,7 @@ class PlainLoop:
         microbatches = list(_microbatches(batch, max_tokens))
         for groups in microbatches:
             with self._stopwatch.part("forward"):
-                loss = self._losses(groups).sum()
+                loss = self._losses(groups).sum() / len(batch)
             with self._stopwatch.part("backward"):
                 torch.autograd.backward(loss)
         with self._stopwatch.part("update"):

@@ -14,6 +14,8 @@ from workers import TimedStep, Worker
 
 MAX_TOKENS = 16384  # of a micro-batch
 
+_LAYOUTS: list[Kind] = ["padded", "packed", "shared_prefix"]
+
 SHAPES = {
     "demo": Shape(
         num_groups=4,
@@ -29,30 +31,38 @@ SHAPES = {
 
 
 def compare(
-    settings: Settings, *, layouts: list[Kind], rounds: int, scale: int, env: dict[str, str]
+    settings: Settings, *, layouts: list[Kind] | None, rounds: int, scale: int, env: dict[str, str]
 ) -> Iterator[Report]:
     """All trainers take turns on the same batch, ``rounds`` times for each shape.
 
     Args:
+        layouts: of the learner; None: all, but on CPU only shared prefixes for the long prompt,
+            where the others take minutes and, one beside the other, more than 24 GiB.
         scale: times as many groups.
     """
-    with ExitStack() as stack:
-        kinds: list[Kind] = ["plain", *layouts]
-        workers = {kind: stack.enter_context(Worker(kind, settings, env)) for kind in kinds}
-        for name, base in SHAPES.items():
-            shape = dataclasses.replace(base, num_groups=base.num_groups * scale)
+    for name, base in SHAPES.items():
+        shape = dataclasses.replace(base, num_groups=base.num_groups * scale)
+        all_fit = settings.device == "cuda" or not _is_long(shape)
+        chosen = layouts or (_LAYOUTS if all_fit else _LAYOUTS[-1:])
+        with ExitStack() as stack:
+            kinds: list[Kind] = ["plain", *chosen]
+            workers = {kind: stack.enter_context(Worker(kind, settings, env)) for kind in kinds}
             steps, last = _rounds(workers, shape, settings, rounds)
             peaks = {kind: worker.peak_memory() for kind, worker in workers.items()}
-            yield Report(
-                name=f"speed, {name}",
-                title=f"Full step, {name}: {shape}",
-                rows=[_speed(kind, steps, peaks[kind]) for kind in workers],
-            )
-            yield Report(
-                name=f"parts, {name}",
-                title=f"Parts of a step, {name} (percent of it)",
-                rows=[_parts(kind, step) for kind, step in last.items()],
-            )
+        yield Report(
+            name=f"speed, {name}",
+            title=f"Full step, {name}: {shape}",
+            rows=[_speed(kind, steps, peaks[kind]) for kind in workers],
+        )
+        yield Report(
+            name=f"parts, {name}",
+            title=f"Parts of a step, {name} (percent of it)",
+            rows=[_parts(kind, step) for kind, step in last.items()],
+        )
+
+
+def _is_long(shape: Shape) -> bool:
+    return shape.prompt_tokens >= 100
 
 
 def _rounds(
@@ -61,7 +71,7 @@ def _rounds(
     """Steps of each round, and a last one with its parts."""
     on_cpu = settings.device == "cpu"
     steps: dict[Kind, list[TimedStep]] = {kind: [] for kind in workers}
-    if not on_cpu or shape.prompt_tokens < 100:  # what is done at first only is then small
+    if not on_cpu or not _is_long(shape):  # in a long step, what is done once counts little
         for worker in workers.values():
             worker.timed_step(shape, max_tokens=MAX_TOKENS)
     for _ in range(rounds):

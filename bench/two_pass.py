@@ -20,7 +20,7 @@ def compare(settings: Settings, *, rounds: int, scale: int, env: dict[str, str])
     """
     length = 32 if settings.device == "cpu" else 512
     shape = Shape(
-        num_groups=4 * scale,
+        num_groups=3 * scale,
         num_generations=8,
         prompt_tokens=_PROMPT,
         completion_tokens=(length, length),
@@ -33,8 +33,7 @@ def compare(settings: Settings, *, rounds: int, scale: int, env: dict[str, str])
     }
     steps: dict[str, list[TimedStep]] = {name: [] for name in budgets}
     with Worker("shared_prefix", settings, env) as worker:
-        for budget in budgets.values():
-            worker.timed_step(shape, max_tokens=budget)
+        worker.timed_step(shape, max_tokens=group_tokens)
         for _ in range(rounds):
             for name, budget in budgets.items():
                 steps[name].append(worker.timed_step(shape, max_tokens=budget))

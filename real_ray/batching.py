@@ -204,15 +204,22 @@ def _fill(
         return -num_tokens([part], shapes, layout), part.group, part.members
 
     microbatches: list[list[Slice]] = []
+    loads: list[int] = []
     for part in sorted(parts, key=longest_first):
-        # Further back there are only longer rows, which would pad this one.
-        candidates = microbatches[-1:] if layout == "padded" else microbatches
-        for microbatch in candidates:
-            if num_tokens([*microbatch, part], shapes, layout) <= max_tokens:
-                microbatch.append(part)
-                break
+        if layout == "padded":
+            # Further back there are only longer rows, which would pad this one.
+            last = [*microbatches[-1], part] if microbatches else []
+            fits = bool(last) and num_tokens(last, shapes, layout) <= max_tokens
+            place = len(microbatches) - fits
         else:
-            microbatches.append([part])
+            tokens = num_tokens([part], shapes, layout)
+            room = (n for n, load in enumerate(loads) if load + tokens <= max_tokens)
+            place = next(room, len(microbatches))
+            loads += [0] * (place == len(loads))
+            loads[place] += tokens
+        if place == len(microbatches):
+            microbatches.append([])
+        microbatches[place].append(part)
     microbatches.sort(key=lambda m: -num_tokens(m, shapes, layout))
     return [tuple(sorted(m, key=lambda part: (part.group, part.members))) for m in microbatches]
 

@@ -53,8 +53,8 @@ def test_plain_loop_and_learner_compute_the_same(found: dict[str, Any], shape: s
 def test_cut_groups_take_a_second_pass(found: dict[str, Any]) -> None:
     rows = {row["groups"]: row for row in found["two passes"]}
     assert [row["score_passes"] > 0 for row in rows.values()] == [False, True, True]
-    assert rows["whole"]["micro-batches"] == 4
-    assert rows["cut in two"]["micro-batches"] == 8
+    assert rows["whole"]["micro-batches"] == 3
+    assert rows["cut in two"]["micro-batches"] == 6
 
 
 def test_tables_are_printed(found: dict[str, Any]) -> None:
