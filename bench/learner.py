@@ -34,7 +34,7 @@ def main() -> None:
         dtype=options.dtype,
         seed=options.seed,
     )
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else 200)
     machine = _machine(settings)
     console.print(machine)
     reports: list[Report] = []

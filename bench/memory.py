@@ -17,7 +17,7 @@ _GROUP_SIZES = (4, 8, 16, 32)
 _GROUP_SIZE_BUDGET = 1152  # tokens of a micro-batch: all sizes fill it to nine tenths
 _BUDGETS = (1024, 2048, 4096, 8192)
 _VOCABULARIES = (32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024)
-_COMPLETION_TOKENS = (512, 1024)  # of a step, against the vocabulary
+_COMPLETION_TOKENS = (1024, 1536)  # of a step, against the vocabulary: two full tiles or more
 
 
 def measure(settings: Settings, *, env: dict[str, str]) -> Iterator[Report]:
