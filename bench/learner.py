@@ -79,9 +79,9 @@ def _reports(settings: Settings, options: argparse.Namespace) -> Iterator[Report
     import speed
     import two_pass
 
-    from actors.fleet import _learner_env
+    from actors.environment import learner_env
 
-    env = _learner_env(settings.device)
+    env = learner_env(settings.device)
     sections = options.section or _SECTIONS
     rounds, scale = options.rounds, options.scale
     if "speed" in sections:

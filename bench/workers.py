@@ -25,7 +25,12 @@ from real_ray.types import RolloutGroup
 _WARM_UP = Shape(num_groups=1, num_generations=2, prompt_tokens=2, completion_tokens=(2, 2))
 _WARM_UP_TOKENS = 1024
 
-RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "1"}
+RETURN_FREED_MEMORY = {
+    "MALLOC_MMAP_MAX_": "65536",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_ARENA_MAX": "1",
+}
 """Environment in which glibc gives freed tensors back, so that resident memory is what is in use.
 It costs time: not for workers whose time is measured."""
 

@@ -19,7 +19,7 @@ from real_ray.errors import ModelError
 
 SEGMENTS = "real_ray_segments"
 
-_BLOCK_TOKENS = 512  # up to here one masked product is faster than one product a segment
+_BLOCK_TOKENS = 192  # up to here one masked product is faster than one product a segment
 
 Span = tuple[int, int, int, int]
 """A segment: its first token and the one after its last, and the same of its prefix."""

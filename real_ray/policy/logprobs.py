@@ -6,7 +6,6 @@ are float32, or float64 if the hidden states are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ def linear_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of ``tokens``, and the entropy, under ``(hidden @ weight.T + bias) / temperature``.
 
-    Logits exist for one tile of tokens at a time; the backward pass computes them again.
+    Logits exist for one tile of tokens at a time; the backward pass computes them again, unless
+    one tile holds them all.
 
     Args:
         hidden: [T, H], the states that predict the tokens.
@@ -110,46 +110,58 @@ class _LinearLogprobs(torch.autograd.Function):
             torch.empty(tokens.shape, dtype=dtype, device=hidden.device) for _ in range(3)
         )
         logits_of = _Logits(weight, bias, temperature, dtype)
-        for tile in _tiles(len(tokens), len(weight), tile_elements):
+        tiles = _tiles(len(tokens), len(weight), tile_elements)
+        only_tile = None
+        for tile in tiles:
             values = logits_of(hidden[tile])
-            log_norms[tile] = torch.logsumexp(values, dim=-1)
-            values.sub_(log_norms[tile].unsqueeze(-1))
-            logprobs[tile] = values.gather(-1, tokens[tile].unsqueeze(-1)).squeeze(-1)
+            top = values.amax(dim=-1)
+            values.sub_(top.unsqueeze(-1))
+            chosen = values.gather(-1, tokens[tile].unsqueeze(-1)).squeeze(-1)
             probs = values.exp()
+            total = probs.sum(dim=-1)  # which they are still to be divided by
+            log_norms[tile] = top + total.log()
+            logprobs[tile] = chosen - total.log()
             # 0 * -inf, from a token that the model rules out, must be 0 and not NaN.
             values.clamp_min_(torch.finfo(dtype).min)
-            entropy[tile] = probs.mul_(values).sum(dim=-1).neg_()
-        ctx.save_for_backward(hidden, weight, bias, tokens, log_norms)
-        ctx.temperature, ctx.tile_elements = temperature, tile_elements
+            entropy[tile] = total.log() - torch.linalg.vecdot(probs, values) / total
+            if len(tiles) == 1:  # one may stay, so it is not computed twice
+                only_tile = probs.div_(total.unsqueeze(-1))
+            del values, probs  # before the next tile is there
+        ctx.save_for_backward(hidden, weight, bias, tokens, log_norms, only_tile)
+        ctx.temperature, ctx.tiles = temperature, tiles
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens, log_norms = ctx.saved_tensors
+        hidden, weight, bias, tokens, log_norms, only_tile = ctx.saved_tensors
         dtype = log_norms.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         logits_of = _Logits(weight, bias, ctx.temperature, dtype)
         scaled = (grad.to(dtype) / ctx.temperature).unsqueeze(-1)
         hidden_grad = torch.empty_like(hidden) if wants_hidden else None
         # The tiles add up in float32; a sum in bfloat16 would lose the small ones.
-        weight_grad = torch.zeros_like(weight, dtype=dtype) if wants_weight else None
-        bias_grad = torch.zeros_like(bias, dtype=dtype) if wants_bias else None
-        for tile in _tiles(len(tokens), len(weight), ctx.tile_elements):
-            values = logits_of(hidden[tile])
-            values.sub_(log_norms[tile].unsqueeze(-1)).exp_().mul_(-scaled[tile])
+        weight_grad: Tensor | None = None
+        bias_grad: Tensor | None = None
+        for tile in ctx.tiles:
+            if only_tile is None:
+                probs = logits_of(hidden[tile]).sub_(log_norms[tile].unsqueeze(-1)).exp_()
+                values = probs.mul_(-scaled[tile])
+            else:
+                values = only_tile * -scaled[tile]
             values.scatter_add_(-1, tokens[tile].unsqueeze(-1), scaled[tile])
             if hidden_grad is not None:
                 hidden_grad[tile] = _product(values, logits_of.weight, dtype)
-            if weight_grad is not None:
-                weight_grad += _product(values.T, hidden[tile], dtype)
-            if bias_grad is not None:
-                bias_grad += values.sum(dim=0)
+            if wants_weight:
+                weight_grad = _plus(weight_grad, _product(values.T, hidden[tile], dtype))
+            if wants_bias:
+                bias_grad = _plus(bias_grad, values.sum(dim=0))
+            del values
         return (
             hidden_grad,
-            None if weight_grad is None else weight_grad.to(weight.dtype),
-            None if bias_grad is None else bias_grad.to(bias.dtype),
+            _gradient(weight_grad, weight) if wants_weight else None,
+            _gradient(bias_grad, bias) if wants_bias else None,
             None,
             None,
         )
@@ -181,10 +193,17 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return a.to(dtype) @ b.to(dtype)
 
 
-def _tiles(num_tokens: int, vocabulary: int, tile_elements: int) -> Iterator[slice]:
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
+
+
+def _gradient(total: Tensor | None, of: Tensor) -> Tensor:
+    return torch.zeros_like(of) if total is None else total.to(of.dtype)
+
+
+def _tiles(num_tokens: int, vocabulary: int, tile_elements: int) -> list[slice]:
     height = max(1, tile_elements // vocabulary)
-    for start in range(0, num_tokens, height):
-        yield slice(start, min(start + height, num_tokens))
+    return [slice(n, min(n + height, num_tokens)) for n in range(0, num_tokens, height)]
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
