@@ -95,8 +95,14 @@ class TestWithoutFile:
             "zero_optimization": {"stage": 1},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
+            "data_types": {"grad_accum_dtype": None},
             "steps_per_print": 2**31,
         }
+
+    @pytest.mark.parametrize("stage", [2, 3])
+    def test_gradients_of_micro_batches_add_up_in_float32(self, stage: int) -> None:
+        config = deepspeed_config(LearnerConfig(zero_stage=stage, dtype="bfloat16"))
+        assert config["data_types"] == {"grad_accum_dtype": "fp32"}
 
     def test_offloading(self) -> None:
         config = LearnerConfig(zero_stage=3, offload_optimizer=True, offload_params=True)
