@@ -200,7 +200,9 @@ async def test_weights_that_did_not_arrive_are_an_error_that_names_the_generator
     await running.roles.broadcaster.broadcast(policy_version=5)
     token_ids = running.prompts[0].token_ids
     learner = RayLearnerGroup(
-        [SilentRank.remote(np.zeros(len(token_ids) - 1, dtype=np.float32))], timeout_s=60.0
+        [SilentRank.remote(np.zeros(len(token_ids) - 1, dtype=np.float32))],
+        config=running.config.learner,
+        loss=running.config.loss,
     )
     broadcaster = RayBroadcaster(
         running.fleet.generators,
