@@ -81,7 +81,10 @@ class LearnerActor:
         settings = dict(spec.deepspeed)
         if checkpoint is not None:
             check_fits(Path(checkpoint), self._facts(0))
-            settings |= deepspeed_checkpoint_config(Path(checkpoint), spec.world_size)
+            for block, keys in deepspeed_checkpoint_config(
+                Path(checkpoint), spec.world_size
+            ).items():
+                settings[block] = settings.get(block, {}) | keys  # beside those of the user
         policy = self._load_policy()
         self._engine, _, _, _ = deepspeed.initialize(
             model=policy,
