@@ -93,7 +93,7 @@ class OptimiserStep:
     """
 
     microbatches: tuple[Microbatch, ...]
-    score_passes: tuple[Microbatch, ...]  # those of them that hold part of a cut group
+    score_passes: tuple[Microbatch, ...]  # see `StepPlan.score_passes`
     cut: frozenset[int]  # groups that are in several micro-batches
     rewards: FloatArray
     included: npt.NDArray[np.bool_]

@@ -30,9 +30,11 @@ class BatchTrainer:
     members are spread over micro-batches and ranks. That is possible because the share of a
     micro-batch depends on members elsewhere through their scores alone (`PolicyLoss`)::
 
-        cut groups only:   micro-batch -> log-probs, no graph -> scores, summed over ranks
-        all micro-batches: micro-batch -> log-probs -> share of the loss, by the scores -> backward
+        cut groups only:   all but the first micro-batch -> log-probs, no graph -> scores
+        all micro-batches: log-probs -> share of the loss, by the scores -> backward
         at the end:        optimiser step, or none if the gradient is not finite
+
+    Before the first backward pass the ranks add up the scores of cut groups.
 
     Args:
         engine: around a `Policy`.
@@ -102,7 +104,7 @@ class BatchTrainer:
             Metrics of this rank's part, the scores [G, N] of all members, and what became of it.
         """
         step, table = run.step, self._table(run.step)
-        known = self._scores_of_cut_groups(run)
+        known = self._scores_beforehand(run)
         scores = torch.zeros_like(known)
         is_whole = torch.ones(len(known), dtype=torch.bool, device=self._device)
         is_whole[list(step.cut)] = False
@@ -113,8 +115,13 @@ class BatchTrainer:
             members = forward.members
             found = members.scores().detach()
             scores[members.group, members.index] = found
-            whole = is_whole[members.group]
-            known[members.group[whole], members.index[whole]] = found[whole]
+            if index == 0:
+                known[members.group, members.index] = found
+                if self._needs_scores(step):
+                    dist.all_reduce(known)  # each member is on one rank
+            else:
+                whole = is_whole[members.group]
+                known[members.group[whole], members.index[whole]] = found[whole]
             loss, part = self._loss.share(members, table, known)
             parts.append(part)
             if forward.reference_logprobs is not None:
@@ -137,15 +144,21 @@ class BatchTrainer:
             parts.append(self._step_metrics(run.step, table, scores, outcome))
         return PartialMetrics.merge(parts), scores, outcome
 
+    def _needs_scores(self, step: OptimiserStep) -> bool:
+        """Whether a share of the loss depends on scores of other micro-batches."""
+        return self._loss.couples_members and bool(step.cut)
+
     @torch.no_grad()
-    def _scores_of_cut_groups(self, run: _StepRun) -> Tensor:
-        """[G, N] scores under the current policy of the groups that no micro-batch holds whole."""
+    def _scores_beforehand(self, run: _StepRun) -> Tensor:
+        """[G, N] scores of this rank's members of cut groups that are not in its first micro-batch.
+
+        The first runs later and only once, as its graph may wait for the scores.
+        """
         scores = torch.zeros(run.step.rewards.shape, device=self._device)
-        if self._loss.couples_members and run.step.score_passes:
+        if self._needs_scores(run.step):
             for microbatch in run.step.score_passes:
                 members = self._forward(microbatch, run, reference=None).members
                 scores[members.group, members.index] = members.scores()
-            dist.all_reduce(scores)
         return scores
 
     @torch.no_grad()
@@ -243,7 +256,10 @@ class BatchTrainer:
                     means={
                         "policy/grad_norm": (outcome.grad_norm, 1.0),
                         "learner/microbatches": (float(len(step.microbatches)), 1.0),
-                        "learner/score_passes": (float(len(step.score_passes)), 1.0),
+                        "learner/score_passes": (
+                            float(len(step.score_passes)) if self._needs_scores(step) else 0.0,
+                            1.0,
+                        ),
                         "learner/skipped": (float(not outcome.applied), 1.0),
                     }
                 ),

@@ -18,7 +18,7 @@ Layout = Literal["padded", "packed", "shared_prefix"]
 another; or that, with the prompt of a group once for all its completions."""
 
 _MAX_LOGPROB = 1e-3  # rounding of the engine lifts log-probs of sure tokens a little above 0
-_WORTH_CUTTING = 4 / 3  # the pass without gradients that a cut group needs costs a third of a step
+_WORTH_CUTTING = 4 / 3  # passes without gradients, for the scores, cost up to a third of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,12 @@ class StepPlan:
     cut: frozenset[int]  # groups whose members are in more than one micro-batch
 
     def score_passes(self, rank: int) -> tuple[Microbatch, ...]:
-        """Micro-batches of a rank that hold part of a cut group; equally many for each rank."""
-        passes = [[m for m in rank if self._cuts(m)] for rank in self.ranks]
+        """Micro-batches of a rank that run an extra time, to score parts of cut groups beforehand.
+
+        The first is not among them: all scores are known by the time of its backward pass if the
+        others are by the time of its forward pass. Equally many for each rank.
+        """
+        passes = [[m for m in rank[1:] if self._cuts(m)] for rank in self.ranks]
         return tuple(passes[rank]) + ((),) * (max(map(len, passes)) - len(passes[rank]))
 
     def _cuts(self, microbatch: Microbatch) -> bool:

@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ ONE_RANK_ONE_SIDED = [
     make_group("f", prompt_length=30, lengths=(20, 4, 20, 4), rewards=(1, 0, 1, 0)),
     make_group("g", prompt_length=4, lengths=(5, 2, 5, 5), rewards=(1, 1, 1, 1)),
     make_group("h", prompt_length=4, lengths=(5, 1, 5, 5), rewards=(0, 0, 0, 0)),
+]
+# The first alone goes to both ranks; with the second, too, if rows are not padded.
+ONE_LONG = [
+    make_group("j", prompt_length=2, lengths=(30, 21, 1, 27), rewards=(1, 0, 0, 1)),
+    make_group("k", prompt_length=3, lengths=(2, 9, 5, 4), rewards=(1, 0, 1, 0)),
 ]
 LAYOUTS = {
     "padded": {"packing": False, "share_prefix": False},
@@ -213,6 +218,25 @@ def test_gradient_equals_the_one_of_a_single_process(
     assert {is_cut for _, is_cut in counts} == {False, True}, "one pass where whole groups fit"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_group_on_two_ranks_has_the_gradient_of_a_single_process(
+    model: Path, learners: dict[int, LearnerRanks], zero_stage: int, layout: str
+) -> None:
+    loss = LossConfig(tau=TAU)
+    for groups, share in product((ONE_LONG[:1], ONE_LONG), (1.0, 0.0)):
+        learners[2].configure(
+            loss=loss,
+            zero_stage=zero_stage,
+            max_tokens_per_microbatch=budget(groups, share, layout),
+            **LAYOUTS[layout],
+        )
+        result = learners[2].train(groups)
+        assert_equal(learners[2].gradients()[0], reference(load(model), groups, loss))
+        assert (result["learner/microbatches"] == 1) == (share == 1.0)
+        assert (result["learner/score_passes"] == 0) == (share == 1.0), "the first runs once"
+
+
 def uneven(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     """Micro-batches as small as can be: every group is cut."""
     return {"max_tokens_per_microbatch": budget(groups, 0.0, "shared_prefix")}
@@ -239,8 +263,9 @@ def test_every_loss_has_the_gradient_of_a_single_process(
         make_group("i", prompt_length=5, lengths=(6, 1, 9, 3), rewards=(0.2, 0.9, 0.5, 0.1)),
     ]
     learners[2].configure(loss=loss, **uneven(groups))
-    learners[2].train(groups)
+    result = learners[2].train(groups)
     assert_equal(learners[2].gradients()[0], reference(load(model), groups, loss))
+    assert (result["learner/score_passes"] > 0) == (loss.type == "real"), "only REAL needs scores"
 
 
 @pytest.mark.parametrize(
