@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from actors.checkpoint import MODEL, STATE, CheckpointFacts, read_facts, resolve
+from actors.checkpoint_files import MODEL, STATE, CheckpointFacts, read_facts, resolve
 from real_ray.errors import CheckpointError, ModelError, UserError
 from real_ray.policy.lora import adapter_files, adapter_parameters, add_lora, lora_weights
 

@@ -11,13 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actors.checkpoint import (
-    CheckpointFacts,
-    check_fits,
-    deepspeed_checkpoint_config,
-    load,
-    save,
-)
+from actors.checkpoint import load, save
+from actors.checkpoint_files import CheckpointFacts, check_fits
 from actors.node import listen, num_cores
 from actors.optimizer import build_optimizer, build_schedule
 from actors.protocol import (
@@ -30,6 +25,7 @@ from actors.protocol import (
 from actors.reference import build_reference
 from actors.requests import layout_of
 from actors.train_batch import BatchTrainer
+from actors.universal import deepspeed_checkpoint_config
 from real_ray.policy import Policy, check_layout, load_policy, one_sequence
 from real_ray.policy.lora import add_lora
 from real_ray.types import FloatArray, IntArray, RolloutGroup

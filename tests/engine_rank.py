@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from actors.checkpoint import CheckpointFacts, deepspeed_checkpoint_config, load, save
+from actors.checkpoint import load, save
+from actors.checkpoint_files import CheckpointFacts
+from actors.universal import deepspeed_checkpoint_config
 from actors.zero import StepOutcome, optimizer_step, poison_unless_finite
 from real_ray.policy.lora import add_lora
 

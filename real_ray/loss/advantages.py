@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from real_ray.loss.base import GroupTable
 from real_ray.loss.checks import check_groups, check_rewards, check_same_groups
 
 
-def group_advantages(rewards: Tensor, included: Tensor) -> Tensor:
+def group_advantages(table: GroupTable) -> Tensor:
     """``(reward - mean) / (std + 1e-4)`` over the included members of each group.
 
     Source: GRPO, arXiv 2402.03300, section 4.1.2, with the sample standard deviation (ddof 1).
-
-    Args:
-        rewards: [G, N] float32.
-        included: [G, N] bool.
 
     Returns:
         [G, N] float64. Exactly 0 for an excluded member, and in a group whose included members
@@ -24,6 +21,7 @@ def group_advantages(rewards: Tensor, included: Tensor) -> Tensor:
         GroupError: the shapes differ, or are not [G, N] with N of at least 2.
         RewardError: a reward is not finite.
     """
+    rewards, included = table.rewards, table.included
     check_groups("rewards", rewards)
     check_same_groups("rewards", rewards, "included", included)
     check_rewards(rewards)

@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from real_ray.loss.advantages import group_advantages
+from real_ray.loss.base import GroupTable
+
 # exp(20) is 5e8: far outside of every clip range, and its square still fits into float32.
 MAX_LOG_RATIO = 20.0
 
@@ -36,12 +39,11 @@ def clipped_losses(
 
 
 @torch.no_grad()
-def unclipped_slopes(scores: Tensor, advantages: Tensor) -> Tensor:
-    """``-exp(s) A``: derivative by s of ``-r A`` where all ratios of a completion are exp(s).
+def unclipped_slopes(scores: Tensor, table: GroupTable) -> Tensor:
+    """``-exp(s) A``, [G, N]: derivative by s of ``-r A`` if all ratios of a completion are exp(s).
 
-    Args:
-        scores: [G, N].
-        advantages: [G, N]; where it is 0 the score may be anything.
+    Where the advantage A is 0 the score may be anything.
     """
+    advantages = group_advantages(table).to(scores.dtype)
     slopes = -advantages * scores.clamp_max(MAX_LOG_RATIO).exp()
     return slopes.masked_fill(advantages == 0, 0.0)

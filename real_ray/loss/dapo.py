@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from real_ray.loss.advantages import group_advantages
 from real_ray.loss.base import GroupTable, Members
 from real_ray.loss.clipping import unclipped_slopes
 from real_ray.loss.grpo import token_losses
@@ -43,9 +42,8 @@ class DapoLoss:
 
     def weights(self, scores: Tensor, table: GroupTable) -> Tensor:
         """``-exp(s) A * groups * tokens / all tokens``, as if all tokens had the ratio exp(s)."""
-        advantages = group_advantages(table.rewards, table.included).to(scores.dtype)
         num_tokens = _included_tokens(table)
-        slopes = unclipped_slopes(scores, advantages) * num_tokens
+        slopes = unclipped_slopes(scores, table) * num_tokens
         return slopes * len(scores) / num_tokens.sum().clamp_min(1)
 
 

@@ -41,16 +41,15 @@ class GrpoLoss:
 
     def weights(self, scores: Tensor, table: GroupTable) -> Tensor:
         """``-exp(s) A * groups / included completions``, as if all tokens had the ratio exp(s)."""
-        advantages = group_advantages(table.rewards, table.included).to(scores.dtype)
         num_included = table.included.sum().clamp_min(1)
-        return unclipped_slopes(scores, advantages) * len(scores) / num_included
+        return unclipped_slopes(scores, table) * len(scores) / num_included
 
 
 def token_losses(
     members: Members, table: GroupTable, epsilon: float, epsilon_high: float
 ) -> tuple[Tensor, PartialMetrics]:
     """Clipped loss of each token, [T], 0 for excluded members; and ``loss/clip_fraction``."""
-    advantages = members.of(group_advantages(table.rewards, table.included))[members.row]
+    advantages = members.of(group_advantages(table))[members.row]
     losses, clipped = clipped_losses(
         members.logprobs - members.old_logprobs.detach(),
         advantages.to(members.logprobs.dtype),

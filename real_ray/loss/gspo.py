@@ -35,7 +35,7 @@ class GspoLoss:
         The clip fraction is of the included completions.
         """
         member_scores = members.scores()
-        advantages = members.of(group_advantages(table.rewards, table.included))
+        advantages = members.of(group_advantages(table))
         losses, clipped = clipped_losses(
             member_scores,
             advantages.to(member_scores.dtype),
@@ -51,6 +51,5 @@ class GspoLoss:
 
     def weights(self, scores: Tensor, table: GroupTable) -> Tensor:
         """``-exp(s) A * groups / included completions``."""
-        advantages = group_advantages(table.rewards, table.included).to(scores.dtype)
         num_included = table.included.sum().clamp_min(1)
-        return unclipped_slopes(scores, advantages) * len(scores) / num_included
+        return unclipped_slopes(scores, table) * len(scores) / num_included

@@ -10,12 +10,12 @@ import ray
 import torch
 from engine_rank import EngineRank
 from local_ray import local_ray
+from tiny_engine import engine_spec
 from tiny_model import build_model
 from transformers import AutoModelForCausalLM
 
 from actors.generator import GeneratorActor
 from actors.node import LOOPBACK, free_port
-from actors.protocol import EngineSpec
 from real_ray.cli import main
 
 SEQUENCE = np.random.default_rng(0).integers(4, 90, 60).astype(np.int32)
@@ -64,27 +64,7 @@ def test_an_exported_checkpoint_is_the_same_policy_everywhere(
         assert moved > 20 * TOLERANCE, "otherwise the untrained model would pass too"
 
         generator = ray.remote(GeneratorActor).options(num_cpus=0.5, max_concurrency=1000)
-        engine = generator.remote(
-            EngineSpec(
-                name="generator-0",
-                model=str(exported),
-                trust_remote_code=False,
-                device="cpu",
-                dtype="float32",
-                seed=0,
-                max_model_length=128,
-                tensor_parallel_size=1,
-                gpu_memory_utilization=0.5,
-                kv_cache_bytes=2**28,
-                num_threads=1,
-                enforce_eager=True,
-                in_flight_updates=True,
-                recompute_kv=True,
-                sync_backend="gloo",
-                max_lora_rank=0,
-                lora_target_modules=(),
-            )
-        )
+        engine = generator.remote(engine_spec(exported))
         ray.get(engine.start.remote())
         np.testing.assert_allclose(ray.get(engine.probe.remote(SEQUENCE)), trained, atol=TOLERANCE)
         ray.get(engine.shutdown.remote())

@@ -14,12 +14,13 @@ import pytest_asyncio
 import ray
 from adapter_rank import BASE, AdapterRank
 from local_ray import local_ray
+from tiny_engine import engine_spec
 from tiny_model import build_model
 
 from actors.broadcaster import RayBroadcaster
 from actors.generator import GeneratorActor
 from actors.pools import RayGeneratorPool, RayLearnerGroup
-from actors.protocol import AdapterUpdate, EngineSpec, Probe
+from actors.protocol import AdapterUpdate, Probe
 from actors.sync import GeneratorClient
 from real_ray.config import LearnerConfig, LossConfig
 from real_ray.errors import SyncError
@@ -79,22 +80,9 @@ class Running:
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     model = build_model(tmp_path_factory.mktemp("tiny"))
     scratch = tmp_path_factory.mktemp("scratch")
-    spec = EngineSpec(
-        name="generator-0",
-        model=str(model),
-        trust_remote_code=False,
-        device="cpu",
-        dtype="float32",
-        seed=0,
+    spec = engine_spec(
+        model,
         max_model_length=640,
-        tensor_parallel_size=1,
-        gpu_memory_utilization=0.5,
-        kv_cache_bytes=2**28,
-        num_threads=1,
-        enforce_eager=True,
-        in_flight_updates=True,
-        recompute_kv=True,
-        sync_backend="gloo",
         max_lora_rank=6,  # vLLM has 8
         lora_target_modules=("all-linear",),
     )

@@ -16,7 +16,7 @@ from engine_rank import EngineRank, State
 from local_ray import local_ray
 from tiny_model import build_model
 
-from actors.checkpoint import CheckpointFacts, check_fits, read_facts, resolve
+from actors.checkpoint_files import CheckpointFacts, check_fits, read_facts, resolve
 from actors.export import export
 from actors.node import LOOPBACK, free_port
 from actors.zero import StepOutcome

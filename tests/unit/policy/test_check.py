@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from tiny_sizes import SIZES, VOCABULARY
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -15,18 +16,8 @@ from real_ray.policy import Policy, PolicyInput, check_layout
 from real_ray.policy.attention import SEGMENTS, register
 
 CPU = torch.device("cpu")
-VOCABULARY = 37
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.3,
-}
+WIDE = {**SIZES, "initializer_range": 0.3}
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -35,9 +26,9 @@ def make_policy(family: str, attention: str, dtype: torch.dtype = torch.float32)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: Any = (
-            Qwen3ForCausalLM._from_config(Qwen3Config(**SIZES), attn_implementation=attention)
+            Qwen3ForCausalLM._from_config(Qwen3Config(**WIDE), attn_implementation=attention)
             if family == "qwen3"
-            else LlamaForCausalLM._from_config(LlamaConfig(**SIZES), attn_implementation=attention)
+            else LlamaForCausalLM._from_config(LlamaConfig(**WIDE), attn_implementation=attention)
         )
     return Policy(model.to(dtype))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from groups import make_group
+from tiny_sizes import SIZES, VOCABULARY
 from torch import Tensor
 
 from real_ray.batching import Layout, Microbatch, Slice
@@ -18,17 +19,10 @@ from real_ray.policy import Policy, lay_out, load_policy
 from real_ray.types import RolloutGroup
 
 CPU = torch.device("cpu")
-VOCABULARY = 37
 TEMPERATURE = 0.6
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+CONFIG: dict[str, Any] = {
+    **SIZES,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
     "bos_token_id": 1,
@@ -36,20 +30,20 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "qwen3": lambda: hf.Qwen3Config(**SIZES, tie_word_embeddings=True),
-    "llama": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "qwen3": lambda: hf.Qwen3Config(**CONFIG, tie_word_embeddings=True),
+    "llama": lambda: hf.LlamaConfig(**CONFIG, tie_word_embeddings=False),
     # A token sees 4 tokens, itself included.
-    "mistral": lambda: hf.MistralConfig(**SIZES, sliding_window=4),
+    "mistral": lambda: hf.MistralConfig(**CONFIG, sliding_window=4),
     # Windows in some of the layers only.
     "gemma3": lambda: hf.Gemma3TextConfig(
-        **SIZES, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
+        **CONFIG, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
     ),
     "phi": lambda: hf.PhiConfig(  # a bias in the output layer
-        **{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=False
+        **{k: v for k, v in CONFIG.items() if k != "head_dim"}, tie_word_embeddings=False
     ),
-    "cohere": lambda: hf.CohereConfig(**SIZES, logit_scale=0.25),
-    "granite": lambda: hf.GraniteConfig(**SIZES, logits_scaling=4.0),
-    "hyperclovax": lambda: hf.HyperCLOVAXConfig(**SIZES, logits_scaling=0.25),
+    "cohere": lambda: hf.CohereConfig(**CONFIG, logit_scale=0.25),
+    "granite": lambda: hf.GraniteConfig(**CONFIG, logits_scaling=4.0),
+    "hyperclovax": lambda: hf.HyperCLOVAXConfig(**CONFIG, logits_scaling=0.25),
 }
 GROUPS: dict[int, RolloutGroup] = {
     g: make_group(
@@ -176,9 +170,9 @@ def test_log_probs_of_a_bfloat16_model_are_float32(directories: Callable[[str], 
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (hf.Gemma2Config(**SIZES, final_logit_softcapping=30.0), "final_logit_softcapping"),
+        (hf.Gemma2Config(**CONFIG, final_logit_softcapping=30.0), "final_logit_softcapping"),
         (
-            hf.RecurrentGemmaConfig(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
+            hf.RecurrentGemmaConfig(**{k: v for k, v in CONFIG.items() if k != "head_dim"}),
             "logits_soft_cap",
         ),
     ],

@@ -1,0 +1,33 @@
+"""A small vLLM engine on CPU, in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from actors.protocol import EngineSpec
+
+
+def engine_spec(model: Path, **changes: Any) -> EngineSpec:
+    """For `GeneratorActor`: an engine of this model, without LoRA unless that is changed."""
+    spec = EngineSpec(
+        name="generator-0",
+        model=str(model),
+        trust_remote_code=False,
+        device="cpu",
+        dtype="float32",
+        seed=0,
+        max_model_length=128,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.5,
+        kv_cache_bytes=2**28,
+        num_threads=1,
+        enforce_eager=True,
+        in_flight_updates=True,
+        recompute_kv=True,
+        sync_backend="gloo",
+        max_lora_rank=0,
+        lora_target_modules=(),
+    )
+    return dataclasses.replace(spec, **changes)
