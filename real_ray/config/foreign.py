@@ -8,7 +8,7 @@ _MINIBATCHES = "learner.minibatches_per_batch (a number of parts, not a size)"
 _ONE_PASS = "learner.minibatches_per_batch (parts of a batch; no group is trained on twice)"
 _CLIP = "loss.epsilon (grpo, dapo and gspo only: REAL clips nothing)"
 _CLIP_HIGH = "loss.epsilon_high (grpo, dapo and gspo only: REAL clips nothing)"
-_STEPS = "run.num_steps (it counts optimiser steps)"
+_STEPS = "run.num_steps (it counts batches of learner.prompts_per_step groups)"
 
 FOREIGN = {
     "per_device_train_batch_size": _GROUPS,

@@ -20,7 +20,11 @@ class RunConfig(Section):
     overwrite: bool = Field(
         False, description="Replace an earlier run of the same name instead of refusing it."
     )
-    num_steps: int = Field(100, ge=1, description="Optimiser steps.")
+    num_steps: int = Field(
+        100,
+        ge=1,
+        description="Steps: batches of `learner.prompts_per_step` groups, each one policy version.",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
     max_consecutive_failures: int = Field(
         16, ge=1, description="Stop when so many groups in a row could not be generated or scored."

@@ -43,7 +43,7 @@ def draw_reward_curve(
         )
     low = min([0.0, *rewards])
     axes.set_title(title, parse_math=False)  # it holds a path's name
-    axes.set(xlabel="optimiser step", ylabel="reward", ylim=(low - 0.03, None))
+    axes.set(xlabel="step", ylabel="reward", ylim=(low - 0.03, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
