@@ -185,7 +185,8 @@ def _content(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         state = "has no checkpoint.json" if directory.is_dir() else "does not exist"
         raise CheckpointError(
-            f"{directory} {state}: give a complete checkpoint, as in runs/NAME/checkpoints/step_N"
+            f"{directory} {state}: give a complete checkpoint, as in runs/NAME/checkpoints/step_N, "
+            "which a run saves with checkpoint.save_steps"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
