@@ -24,9 +24,9 @@ from actors.replies import replies, reply
 from actors.reward import RewardActor
 from real_ray.config import Config
 from real_ray.config.deepspeed_json import deepspeed_config
-from real_ray.driver import Roles
 from real_ray.errors import ResourceError, RunError
 from real_ray.placement import Bundle, Device, Placement
+from real_ray.roles import Roles
 from real_ray.types import Prompt, SampledGroup, Sampling
 
 _STOP_SECONDS = 10.0

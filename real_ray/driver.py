@@ -6,51 +6,61 @@
             needs a slot                                 the oldest            frees the slots
             _admit_groups    _roll_out (a task a group)  _train_steps
 
-Two loops and one task a group run at once:
+Two loops, one task a group and now and then an evaluation run at once:
 
 ==================  =============================  ====================================
 who                 waits for                      is woken by
 ==================  =============================  ====================================
-``_admit_groups``   a free slot                    ``release`` after a sync, ``fail``
+``_admit_groups``   a free slot                    ``release`` after a sync, ``drop``
 ``_roll_out``       a generator, a reward worker   their replies (each has a deadline)
-``_train_steps``    the oldest groups to be ready  ``push``, ``fail``
+``_train_steps``    the oldest groups to be ready  ``push``, ``drop``, ``end``
 ``_train_steps``    the learner, the broadcaster   their replies (each has a deadline)
+``_train_steps``    the evaluation of the weights  its end: only then they are replaced
 ==================  =============================  ====================================
 
-The driver moves tickets: metadata and references. Token arrays go from actor to actor.
+The driver moves tickets: metadata and references. Token arrays go from actor to actor. Each group
+that is drawn is in the `Ledger` until it has left the pipeline, and the two are compared after
+each step.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from real_ray.buffer import GroupBuffer, GroupState
+from real_ray.checkpoint import BufferedGroup, DriverState
 from real_ray.config import Config
-from real_ray.data import PromptCursor
-from real_ray.errors import GenerationError, RealRayError, RewardError, RunError, first_error
-from real_ray.metrics import step_metrics
-from real_ray.roles import GeneratorPool, LearnerGroup, RewardPool, WeightBroadcaster
+from real_ray.data import Draw, PromptCursor
+from real_ray.errors import (
+    CheckpointError,
+    GenerationError,
+    RealRayError,
+    RewardError,
+    RunError,
+    first_error,
+)
+from real_ray.evaluation import Evaluator
+from real_ray.filtering import is_two_sided
+from real_ray.ledger import Ledger, Outcome
+from real_ray.metrics import StepTimes, step_metrics
+from real_ray.roles import Roles
 from real_ray.tracking import Tracker
-from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
-    """Everything that the driver directs."""
-
-    generators: GeneratorPool
-    rewards: RewardPool
-    learner: LearnerGroup
-    broadcaster: WeightBroadcaster
+from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
 
 
 class Driver:
     """Directs one run from the first prompt to the last step.
 
     Example: ``await Driver(config, roles=roles, train=train, evaluation=[], tracker=t).run()``
+
+    Args:
+        config: with `run.num_steps` counted (`real_ray.num_steps`).
+        resume: of the checkpoint that the learner was loaded from, with references to the buffered
+            groups; None: a new run.
+
+    Raises:
+        CheckpointError: ``resume`` belongs to other prompts.
     """
 
     def __init__(
@@ -61,18 +71,47 @@ class Driver:
         train: Sequence[Prompt],
         evaluation: Sequence[Prompt],
         tracker: Tracker,
+        resume: DriverState | None = None,
     ) -> None:
         self._config = config
         self._roles = roles
-        self._evaluation = evaluation[: config.eval.num_prompts]
         self._tracker = tracker
-        self._cursor = PromptCursor(train, seed=config.run.seed, shuffle=config.data.shuffle)
-        self._prompts_per_step = config.learner.prompts_per_step
+        self._evaluator = Evaluator(
+            config,
+            evaluation,
+            roles=roles,
+            tracker=tracker,
+            evaluated_version=resume.evaluated_version if resume else None,
+        )
+        self._policy_version = resume.policy_version if resume else 0
+        self._ledger = Ledger(resume.ledger if resume else None)
+        self._cursor = PromptCursor(
+            train,
+            seed=config.run.seed,
+            shuffle=config.data.shuffle,
+            num_epochs=config.num_epochs,
+            start=self._ledger.closed_below,
+            skip=self._ledger.is_closed,
+        )
+        self._fingerprint = self._cursor.fingerprint()
+        if resume and resume.prompts != self._fingerprint:
+            raise CheckpointError(
+                f"the checkpoint of policy version {self._policy_version} was saved with other "
+                f"training prompts than data.train = {config.data.train} gives now: rows, their "
+                "order, the chat template, data.shuffle or run.seed changed. Restore them, or "
+                "start a new run with --checkpoint.resume never and another --run.name"
+            )
+        self._restorable = {b.number: b for b in resume.buffered} if resume else {}
+        groups_per_step = config.learner.prompts_per_step
         self._buffer = GroupBuffer(
             num_slots=config.num_slots,
-            num_groups=config.run.num_steps * self._prompts_per_step,
+            groups_per_step=groups_per_step,
+            num_groups=max(0, config.num_steps - self._policy_version) * groups_per_step,
             num_generations=config.rollout.num_generations,
             max_staleness=config.rollout.max_staleness,
+            keeps=self._teaches if config.rollout.dynamic_sampling else None,
+            max_resampled=round(config.rollout.max_resample_times * groups_per_step),
+            num_resampled=resume.num_resampled if resume else 0,
         )
         self._sampling = Sampling(
             n=config.rollout.num_generations,
@@ -82,11 +121,10 @@ class Driver:
             top_k=config.rollout.top_k,
             stop=tuple(config.rollout.stop),
         )
-        self._policy_version = 0
         self._failures_in_a_row = 0
 
     async def run(self) -> None:
-        """Train `run.num_steps` steps, with an evaluation before and after if asked for.
+        """Train until `run.num_steps` or the end of the data, evaluating when it is due.
 
         Raises:
             RunError: the run cannot go on. All tasks of the driver have ended by then.
@@ -94,37 +132,62 @@ class Driver:
         try:
             # Also proves, before anything is sampled, that weights reach the generators.
             await self._roles.broadcaster.broadcast(policy_version=self._policy_version)
-            if self._config.eval.at_start:
-                await self._evaluate()
             async with asyncio.TaskGroup() as tasks:
+                if self._evaluator.is_due(self._policy_version):
+                    self._evaluator.start(self._policy_version, tasks)
                 admission = tasks.create_task(self._admit_groups(tasks))
-                await self._train_steps()
+                await self._train_steps(tasks)
                 admission.cancel()
-            if self._config.eval.at_end:
-                await self._evaluate()
         except* RealRayError as errors:
             raise first_error(errors) from errors
 
     async def _admit_groups(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
+        for draw in self._cursor:
             await self._buffer.slot()
-            prompt = self._cursor.draw()
-            self._buffer.admit(prompt.uid)
+            self._ledger.draw(draw.number, draw.prompt.uid)
+            saved = self._restorable.pop(draw.number, None)
+            if saved is not None and self._still_fits(saved.group):
+                self._account(self._buffer.restore(saved.group, accepted=saved.accepted))
+            else:
+                self._buffer.admit(draw.prompt.uid)
+                tasks.create_task(self._roll_out(draw), name=f"roll out {draw.prompt.uid}")
             self._tracker.pipeline(self._buffer.counts())
-            tasks.create_task(self._roll_out(prompt), name=f"roll out {prompt.uid}")
+        self._buffer.end()
 
-    async def _roll_out(self, prompt: Prompt) -> None:
+    def _still_fits(self, group: RolloutTicket) -> bool:
+        """Whether a group of a checkpoint may train in its turn, whatever the config is now."""
+        steps_before = sum(self._buffer.counts().values()) // self._config.learner.prompts_per_step
+        staleness = self._policy_version + steps_before - group.sampled.oldest_version
+        return (
+            staleness <= self._config.rollout.max_staleness
+            and len(group.rewards) == self._config.rollout.num_generations
+        )
+
+    async def _roll_out(self, draw: Draw) -> None:
+        rollout, uid = self._config.rollout, draw.prompt.uid
+        late_s = rollout.straggler_s
+        late = f"group {uid}: not scored {late_s:g} s after its start (rollout.straggler_s)"
+        evicts = rollout.straggler == "evict"
+        notice = asyncio.get_running_loop().call_later(
+            late_s, self._tracker.event, "straggler", f"{late}, {rollout.straggler}"
+        )
         try:
-            sampled = await self._generate(prompt)
-            self._buffer.generated(prompt.uid)
-            group = await self._roles.rewards.score(sampled)
+            async with asyncio.timeout(late_s if evicts else None):
+                sampled = await self._generate(draw.prompt)
+                self._buffer.generated(uid)
+                group = await self._roles.rewards.score(sampled)
+        except TimeoutError:
+            self._drop(uid, Outcome.EVICTED, RunError(late))
+            return
         except (GenerationError, RewardError) as error:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
                 raise
-            await self._drop(prompt.uid, error)
+            self._drop(uid, Outcome.FAILED, error)
             return
+        finally:
+            notice.cancel()
         self._failures_in_a_row = 0
-        await self._buffer.push(group)
+        self._account(self._buffer.push(group))
         self._tracker.pipeline(self._buffer.counts())
 
     async def _generate(self, prompt: Prompt) -> SampledTicket:
@@ -136,10 +199,11 @@ class Driver:
                 last = error
         raise last
 
-    async def _drop(self, uid: str, error: RunError) -> None:
-        """Account for a group that failed; another prompt takes its place."""
-        self._tracker.event("group dropped", str(error))
-        await self._buffer.fail(uid)
+    def _drop(self, uid: str, outcome: Outcome, error: RunError) -> None:
+        """Account for a group that did not come; another prompt takes its place."""
+        self._tracker.event(f"group {outcome.value}", str(error))
+        self._ledger.close(uid, outcome)
+        self._account(self._buffer.drop(uid))
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= self._config.run.max_consecutive_failures:
             raise RunError(
@@ -147,20 +211,29 @@ class Driver:
                 f"(run.max_consecutive_failures); the last one: {error}"
             ) from error
 
-    async def _train_steps(self) -> None:
-        for step in range(1, self._config.run.num_steps + 1):
-            began = time.monotonic()
+    def _account(self, filtered: Sequence[RolloutTicket]) -> None:
+        for group in filtered:
+            self._ledger.close(group.uid, Outcome.FILTERED)
+
+    async def _train_steps(self, tasks: asyncio.TaskGroup) -> None:
+        clock = asyncio.get_running_loop().time
+        for step in range(self._policy_version + 1, self._config.num_steps + 1):
+            times = StepTimes(began=clock())
             batch = await self._buffer.take(
-                self._prompts_per_step, policy_version=self._policy_version
+                policy_version=self._policy_version, drop_last=self._config.data.drop_last
             )
-            taken = time.monotonic()
+            if not batch:
+                self._tell_of_the_end()
+                break
+            times.taken = clock()
             result = await self._roles.learner.train(batch, policy_version=step)
-            trained = time.monotonic()
-            for warning in result.warnings:
-                self._tracker.event("step skipped", warning)
+            times.trained = clock()
+            await self._evaluator.finish()  # its weights stay in the generators until then
+            times.evaluated = clock()
             sync = await self._roles.broadcaster.broadcast(policy_version=step)
-            await self._buffer.release(batch)
-            ended = time.monotonic()
+            self._release(batch)
+            times.ended = clock()
+            self._tell_of_the_step(result, batch)
             self._tracker.step(
                 step_metrics(
                     step=step,
@@ -169,42 +242,82 @@ class Driver:
                     result=result,
                     sync=sync,
                     ready=self._buffer.counts()[GroupState.READY],
-                    failed=self._buffer.num_failed,
-                    wait_seconds=taken - began,
-                    train_seconds=trained - taken,
-                    step_seconds=ended - began,
+                    left={outcome: self._ledger.count(outcome) for outcome in Outcome},
+                    times=times,
                 ),
                 result.samples,
             )
             self._policy_version = step
+            self._check_ledger()
+            if self._evaluator.is_due(step):
+                self._evaluator.start(step, tasks)
             await self._save_checkpoint()
+        await self._evaluator.finish()
+        if self._config.eval.at_end:
+            self._evaluator.start(self._policy_version, tasks)
+            await self._evaluator.finish()
+        self._check_ledger()
+
+    def _release(self, batch: Sequence[RolloutTicket]) -> None:
+        for group in batch:
+            self._ledger.close(group.uid, Outcome.TRAINED)
+        self._buffer.release(batch)
+
+    def _check_ledger(self) -> None:
+        self._ledger.check(self._buffer.uids())
+        counts = self._buffer.counts()
+        self._tracker.ledger(
+            {
+                "drawn": self._ledger.num_drawn,
+                **{outcome.value: self._ledger.count(outcome) for outcome in Outcome},
+                "buffered": counts[GroupState.READY],
+                "training": counts[GroupState.TRAINING],
+                "in flight": counts[GroupState.GENERATING] + counts[GroupState.SCORING],
+            },
+            policy_version=self._policy_version,
+        )
+
+    def _tell_of_the_step(self, result: TrainResult, batch: Sequence[RolloutTicket]) -> None:
+        for warning in result.warnings:
+            self._tracker.event("step skipped", warning)
+        if self._config.rollout.dynamic_sampling:
+            one_sided = sum(not self._teaches(group) for group in batch)
+            if one_sided:
+                self._tracker.event(
+                    "dynamic sampling",
+                    f"step {result.policy_version} trained on {one_sided} one-sided of "
+                    f"{len(batch)} groups: {self._config.rollout.max_resample_times:g} times "
+                    "learner.prompts_per_step were replaced (rollout.max_resample_times)",
+                )
+
+    def _tell_of_the_end(self) -> None:
+        left = self._buffer.counts()[GroupState.READY]
+        self._tracker.event(
+            "end of the data",
+            f"after step {self._policy_version} of at most {self._config.num_steps}"
+            + (f"; {left} groups do not fill a step (data.drop_last)" if left else ""),
+        )
+
+    def _teaches(self, group: RolloutTicket) -> bool:
+        return is_two_sided(group, self._config.loss)
 
     async def _save_checkpoint(self) -> None:
         every, version = self._config.checkpoint.save_steps, self._policy_version
         if every is None or version % every:
             return
         directory = str(self._config.run.checkpoint(version))
-        await self._roles.learner.save_checkpoint(directory, policy_version=version)
+        await self._roles.learner.save_checkpoint(directory, self._state())
         self._tracker.event("checkpoint saved", directory)
 
-    async def _evaluate(self) -> None:
-        """Accuracy of greedy completions on the evaluation prompts, all at once."""
-        if not self._evaluation:
-            return
-        greedy = Sampling(
-            n=1,
-            temperature=0.0,
-            max_tokens=self._sampling.max_tokens,
-            stop=self._sampling.stop,
+    def _state(self) -> DriverState:
+        return DriverState(
+            policy_version=self._policy_version,
+            prompts=self._fingerprint,
+            ledger=self._ledger.state(),
+            num_resampled=self._buffer.num_resampled,
+            buffered=tuple(
+                BufferedGroup(number=self._ledger.number(group.uid), accepted=accepted, group=group)
+                for group, accepted in self._buffer.complete_groups()
+            ),
+            evaluated_version=self._evaluator.evaluated_version,
         )
-
-        async def reward(prompt: Prompt) -> float:
-            sampled = await self._roles.generators.generate(prompt, greedy)
-            scored: RolloutTicket = await self._roles.rewards.score(sampled)
-            return scored.rewards[0]
-
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(reward(prompt)) for prompt in self._evaluation]
-        rewards = [task.result() for task in running]
-        positive = sum(r > self._config.loss.positive_above for r in rewards)
-        self._tracker.evaluation(self._policy_version, positive / len(rewards), len(rewards))

@@ -53,6 +53,10 @@ class StalenessError(RunError):
     """A group is older than `rollout.max_staleness` allows."""
 
 
+class LedgerError(RunError):
+    """A group was lost, or counted twice."""
+
+
 class SyncError(RunError):
     """Generators do not hold the weights that the learner sent."""
 

@@ -7,8 +7,10 @@ them, so the same driver runs on each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from real_ray.checkpoint import DriverState
 from real_ray.types import (
     Prompt,
     RolloutTicket,
@@ -23,7 +25,7 @@ class GeneratorPool(Protocol):
     """Samples whole groups of completions."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
-        """Sample ``sampling.n`` completions of one prompt.
+        """Sample ``sampling.n`` completions of one prompt. A caller that is cancelled aborts them.
 
         Raises:
             GenerationError: this group failed; another try may succeed.
@@ -60,8 +62,8 @@ class LearnerGroup(Protocol):
         """Write the policy as a Hugging Face directory."""
         ...
 
-    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
-        """Write all that training needs to go on from this policy version.
+    async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+        """Write all that a run needs to go on, buffered groups included, as one complete directory.
 
         Raises:
             LearnerError: it cannot be written.
@@ -79,3 +81,13 @@ class WeightBroadcaster(Protocol):
             SyncError: naming the generators that do not hold the weights.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Everything that the driver directs."""
+
+    generators: GeneratorPool
+    rewards: RewardPool
+    learner: LearnerGroup
+    broadcaster: WeightBroadcaster

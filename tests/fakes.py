@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from real_ray.config import Config
-from real_ray.driver import Roles
 from real_ray.errors import RewardError
+from real_ray.roles import Roles
 from real_ray.tracking import Tracker
 from real_ray.types import (
     Prompt,

@@ -1,4 +1,4 @@
-"""Section `checkpoint`: what is kept of the policy."""
+"""Section `checkpoint`: what is kept of the policy, and where a run goes on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ class CheckpointConfig(Section):
         True, description="Write the trained model to `model/` in the run directory at the end."
     )
     save_steps: int | None = Field(
-        None,
+        100,
         ge=1,
-        description="Save the learner's state to `checkpoints/step_N/` every so many steps, for "
-        "`real-ray export`; null: never.",
+        description="Save the state of learner and driver to `checkpoints/step_N/` every so many "
+        "steps, to continue from and for `real-ray export`; null: never.",
+    )
+    save_total_limit: int | None = Field(
+        2, ge=1, description="Newest checkpoints to keep; older ones are removed. null: all."
+    )
+    resume: str = Field(
+        "auto",
+        min_length=1,
+        description="`auto`: continue the run of this name from its newest complete checkpoint, if "
+        "it has one; `never`: start anew; a path: continue from that checkpoint, or from the "
+        "newest one of that run directory.",
     )

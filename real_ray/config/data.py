@@ -30,4 +30,9 @@ class DataConfig(Section):
     long_prompts: Literal["error", "skip"] = Field(
         "error", description="What to do with a prompt above `max_prompt_length`."
     )
+    drop_last: bool = Field(
+        False,
+        description="Leave out the last prompts of the last epoch that do not fill a step; false: "
+        "train a smaller step on them.",
+    )
     shuffle: bool = Field(True, description="Shuffle each epoch, by `run.seed` and epoch.")

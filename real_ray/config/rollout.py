@@ -24,6 +24,32 @@ class RolloutConfig(Section):
     max_staleness: int = Field(
         1, ge=0, le=8, description="Policy versions that a group may be behind; 0: synchronous."
     )
+    oversample: float | None = Field(
+        None,
+        ge=1,
+        le=9,
+        description="Groups in the pipeline, as a multiple of `learner.prompts_per_step`; at most "
+        "`max_staleness` + 1, which null means. What a step leaves over waits for the next one.",
+    )
+    dynamic_sampling: bool = Field(
+        False,
+        description="Sample another prompt in place of a group with one class only, which has no "
+        "gradient.",
+    )
+    max_resample_times: float = Field(
+        3.0,
+        gt=0,
+        description="With `dynamic_sampling`: replace at most so many times "
+        "`learner.prompts_per_step` groups for one step; after that it trains on what it has.",
+    )
+    straggler: Literal["wait", "evict"] = Field(
+        "wait",
+        description="What to do with a group that is not scored `straggler_s` after its start: "
+        "wait for it, or abort it and sample another prompt instead.",
+    )
+    straggler_s: float = Field(
+        600.0, gt=0, description="Time from the start of a group after which it is late, seconds."
+    )
     in_flight_updates: bool = Field(
         True,
         description="Update weights while completions run (they continue under the new weights); "

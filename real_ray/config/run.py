@@ -18,12 +18,21 @@ class RunConfig(Section):
     )
     output_dir: str = Field("runs", min_length=1, description="Folder that holds all runs.")
     overwrite: bool = Field(
-        False, description="Replace an earlier run of the same name instead of refusing it."
+        False,
+        description="Replace an earlier run of the same name instead of refusing it, unless "
+        "`checkpoint.resume` continues it.",
     )
-    num_steps: int = Field(
-        100,
+    num_steps: int | None = Field(
+        None,
         ge=1,
-        description="Steps: batches of `learner.prompts_per_step` groups, each one policy version.",
+        description="Steps: batches of `learner.prompts_per_step` groups, each one policy version; "
+        "null: as many as `num_epochs` gives.",
+    )
+    num_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="End after so many passes over the training prompts; null: endless with "
+        "`num_steps`, else 1.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
     max_consecutive_failures: int = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field, model_validator
 
 from real_ray.config.base import Section
@@ -44,7 +46,31 @@ class Config(Section):
     @property
     def num_slots(self) -> int:
         """Groups that may be in the pipeline at once; bounds their staleness."""
-        return (self.rollout.max_staleness + 1) * self.learner.prompts_per_step
+        times = self.rollout.oversample or self.rollout.max_staleness + 1
+        return round(times * self.learner.prompts_per_step)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the run, once `with_num_steps` has counted them."""
+        assert self.run.num_steps is not None
+        return self.run.num_steps
+
+    @property
+    def num_epochs(self) -> int | None:
+        """Passes over the training prompts; None: endless."""
+        return self.run.num_epochs or (1 if self.run.num_steps is None else None)
+
+    @model_validator(mode="after")
+    def _check_oversample(self) -> Config:
+        rollout = self.rollout
+        if rollout.oversample is not None and rollout.oversample > rollout.max_staleness + 1:
+            raise ValueError(
+                f"rollout.oversample = {rollout.oversample:g} keeps groups in the pipeline that "
+                f"train more than rollout.max_staleness = {rollout.max_staleness} versions late. "
+                f"Raise max_staleness to {math.ceil(rollout.oversample) - 1}, or lower oversample "
+                f"to {rollout.max_staleness + 1}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_ports(self) -> Config:

@@ -20,8 +20,11 @@ class Tracker:
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
         """Share of the evaluation prompts answered right by a policy version."""
 
+    def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
+        """Groups by where they are or how they ended, after each step and at the end."""
+
     def event(self, kind: str, text: str) -> None:
-        """Something a user should know of: a retry, a dropped group."""
+        """Something a user should know of: a retry, a group that failed."""
 
     def close(self) -> None:
         """The run has ended, well or not."""
@@ -44,6 +47,10 @@ class Trackers(Tracker):
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
         for tracker in self._trackers:
             tracker.evaluation(policy_version, accuracy, num_prompts)
+
+    def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
+        for tracker in self._trackers:
+            tracker.ledger(counts, policy_version=policy_version)
 
     def event(self, kind: str, text: str) -> None:
         for tracker in self._trackers:

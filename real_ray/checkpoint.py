@@ -1,0 +1,70 @@
+"""DriverState: what the driver needs to go on where it stopped; a part of each checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from real_ray.errors import CheckpointError
+from real_ray.ledger import LedgerState
+from real_ray.types import RolloutTicket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferedGroup:
+    """A group that was complete and not yet trained on. On disk ``group.ref`` is None."""
+
+    number: int  # of its draw
+    accepted: bool  # it has its place in a step, and is not filtered any more
+    group: RolloutTicket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverState:
+    """The driver between two steps. What is neither closed nor buffered is drawn again."""
+
+    policy_version: int
+    prompts: str  # fingerprint of the training prompts and their order
+    ledger: LedgerState
+    num_resampled: int  # groups filtered for the step that fills up now
+    buffered: tuple[BufferedGroup, ...]  # in the order of their numbers
+    evaluated_version: int | None  # of the last finished evaluation
+
+
+_ADAPTER = TypeAdapter(DriverState)
+
+
+def to_json(state: DriverState) -> str:
+    """The state as text, without the references to groups."""
+    buffered = tuple(
+        dataclasses.replace(
+            b,
+            group=dataclasses.replace(
+                b.group, ref=None, sampled=dataclasses.replace(b.group.sampled, ref=None)
+            ),
+        )
+        for b in state.buffered
+    )
+    return _ADAPTER.dump_json(dataclasses.replace(state, buffered=buffered), indent=1).decode()
+
+
+def from_json(text: str, *, place: str) -> DriverState:
+    """Read what `to_json` wrote.
+
+    Args:
+        place: the file, for errors.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{place}: not the driver's state of a checkpoint: {where}: {first['msg']}. Use an "
+            "earlier checkpoint"
+        ) from error

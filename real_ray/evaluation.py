@@ -1,0 +1,83 @@
+"""Evaluation while training goes on: greedy completions by weights that stay until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from real_ray.config import Config
+from real_ray.errors import GenerationError, RewardError
+from real_ray.roles import Roles
+from real_ray.tracking import Tracker
+from real_ray.types import Prompt, Sampling
+
+
+class Evaluator:
+    """Accuracy on the evaluation prompts, through the generators and workers that training uses.
+
+    Args:
+        evaluated_version: policy version of the last evaluation, in a run that goes on.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: Sequence[Prompt],
+        *,
+        roles: Roles,
+        tracker: Tracker,
+        evaluated_version: int | None,
+    ) -> None:
+        self.evaluated_version = evaluated_version
+        self._config = config
+        self._prompts = prompts[: config.eval.num_prompts]
+        self._roles = roles
+        self._tracker = tracker
+        self._running: asyncio.Task[None] | None = None
+        self._sampling = Sampling(
+            n=1,
+            temperature=0.0,
+            max_tokens=config.rollout.max_completion_length,
+            stop=tuple(config.rollout.stop),
+        )
+
+    def is_due(self, policy_version: int) -> bool:
+        """Before the first step, and after every `eval.every` steps; not twice for a version."""
+        config = self._config.eval
+        if policy_version == 0:
+            asked = config.at_start
+        else:
+            asked = config.every is not None and policy_version % config.every == 0
+        return asked and policy_version != self.evaluated_version
+
+    def start(self, policy_version: int, tasks: asyncio.TaskGroup) -> None:
+        """Evaluate the weights that are in the generators; to be finished before they change."""
+        if self._prompts and policy_version != self.evaluated_version:
+            self._running = tasks.create_task(self._evaluate(policy_version), name="evaluation")
+
+    async def finish(self) -> None:
+        """Wait for an evaluation that runs."""
+        if self._running is not None:
+            await self._running
+            self._running = None
+
+    async def _evaluate(self, policy_version: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._reward(prompt)) for prompt in self._prompts]
+        rewards = [reward for task in running if (reward := task.result()) is not None]
+        if rewards:
+            positive = sum(reward > self._config.loss.positive_above for reward in rewards)
+            self._tracker.evaluation(policy_version, positive / len(rewards), len(rewards))
+        self.evaluated_version = policy_version
+
+    async def _reward(self, prompt: Prompt) -> float | None:
+        """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""
+        try:
+            sampled = await self._roles.generators.generate(prompt, self._sampling)
+            scored = await self._roles.rewards.score(sampled)
+        except (GenerationError, RewardError) as error:
+            if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
+                raise
+            self._tracker.event("evaluation prompt left out", str(error))
+            return None
+        return scored.rewards[0]
