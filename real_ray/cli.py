@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -133,10 +133,10 @@ def validate(context: typer.Context, config: _ConfigFile) -> None:
     def command() -> int:
         settings = _load(config, context)
         _check_actors_package()
-        from actors.launch import check_cluster
+        from actors.launch import check_cluster, check_start
         from real_ray.validate import validate
 
-        for line in validate(settings, check_cluster=check_cluster):
+        for line in validate(settings, check_start=check_start, check_cluster=check_cluster):
             typer.echo(line)
         typer.echo("ok: nothing was started")
         return 0
@@ -213,7 +213,101 @@ def export(
     raise typer.Exit(exit_code(command, debug=context.obj))
 
 
-def _load(config_file: str, context: typer.Context) -> Config:
+@app.command()
+def status(
+    context: typer.Context,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The directory of a run, or its name in runs/.")
+    ],
+) -> None:
+    """Show how far a run is, where its groups are, and how to continue it."""
+
+    def command() -> int:
+        from rich.console import Console
+
+        from real_ray.report.status import facts, find_run, ledger
+
+        directory, found = find_run(run)
+        console = Console(markup=False, highlight=False, soft_wrap=True)
+        for line in facts(directory, found):
+            console.print(line)
+        if found.groups:
+            console.print(ledger(found))
+        return 0
+
+    raise typer.Exit(exit_code(command, debug=context.obj))
+
+
+def _seconds(help: str) -> Any:  # noqa: A002
+    return typer.Option(metavar="SECONDS", help=help)
+
+
+@app.command(context_settings=_FLAGS, options_metavar=_FLAGS_USAGE, epilog=_KEYS_ARE_LISTED)
+def simulate(
+    context: typer.Context,
+    config: _ConfigFile,
+    *,
+    generate: Annotated[
+        str | None,
+        _seconds("Of one group: constant:4, lognormal:4,0.5 (median, sigma) or pareto:2,1.5."),
+    ] = None,
+    train: Annotated[str | None, _seconds("Of a step on all learner ranks, same forms.")] = None,
+    score: Annotated[str | None, _seconds("Of one group on a reward worker; default 0.")] = None,
+    sync: Annotated[str | None, _seconds("Of a weight sync; default 0.")] = None,
+    pause: Annotated[
+        str | None, _seconds("Pause of the generators at its start; default: all of it.")
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="A run's directory: its timings, where not given here."),
+    ] = None,
+    failures: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability that a generation fails.")
+    ] = 0.0,
+    one_sided: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability that a group has one class only.")
+    ] = 0.0,
+    groups_per_generator: Annotated[
+        int | None,
+        typer.Option(min=1, help="Groups that it runs at once; default: its share of the slots."),
+    ] = None,
+    generators: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Numbers of generators to compare.")
+    ] = None,
+    max_staleness: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Bounds of staleness to compare.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the results to this file too.")
+    ] = None,
+) -> None:
+    """Plan a run: throughput and idle times with given timings. Starts nothing."""
+
+    def command() -> int:
+        from real_ray.simulate.command import Options, run
+
+        return run(
+            lambda overrides: _load(config, context, overrides),
+            Options(
+                like=like,
+                generate=generate,
+                score=score,
+                train=train,
+                sync=sync,
+                pause=pause,
+                failures=failures,
+                one_sided=one_sided,
+                groups_per_generator=groups_per_generator,
+                generators=generators,
+                max_staleness=max_staleness,
+                json=json,
+            ),
+        )
+
+    raise typer.Exit(exit_code(command, debug=context.obj))
+
+
+def _load(config_file: str, context: typer.Context, more: Sequence[tuple[str, str]] = ()) -> Config:
     # With flags before CONFIG, typer takes the first flag for it.
     files, overrides = split_arguments([config_file, *context.args])
     if len(files) != 1:
@@ -221,7 +315,7 @@ def _load(config_file: str, context: typer.Context) -> Config:
             f"give one CONFIG file (got {', '.join(files) or 'none'}), as in "
             f"{context.command_path} CONFIG {_FLAGS_USAGE}"
         )
-    return load_config(files[0], overrides)
+    return load_config(files[0], [*overrides, *more])
 
 
 def _check_actors_package() -> None:

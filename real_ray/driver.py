@@ -45,6 +45,7 @@ from real_ray.filtering import is_two_sided
 from real_ray.ledger import Ledger, Outcome
 from real_ray.metrics import StepTimes, step_metrics
 from real_ray.roles import Roles
+from real_ray.sampling import sample_group
 from real_ray.tracking import Tracker
 from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
 
@@ -191,13 +192,13 @@ class Driver:
         self._tracker.pipeline(self._buffer.counts())
 
     async def _generate(self, prompt: Prompt) -> SampledTicket:
-        for attempt in range(self._config.rollout.max_retries + 1):
-            try:
-                return await self._roles.generators.generate(prompt, self._sampling)
-            except GenerationError as error:
-                self._tracker.event("generation failed", f"{error} (try {attempt + 1})")
-                last = error
-        raise last
+        return await sample_group(
+            prompt,
+            self._sampling,
+            generators=self._roles.generators,
+            max_retries=self._config.rollout.max_retries,
+            tracker=self._tracker,
+        )
 
     def _drop(self, uid: str, outcome: Outcome, error: RunError) -> None:
         """Account for a group that did not come; another prompt takes its place."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from real_ray.config import Config
 from real_ray.errors import GenerationError, RewardError
 from real_ray.roles import Roles
+from real_ray.sampling import sample_group
 from real_ray.tracking import Tracker
 from real_ray.types import Prompt, Sampling
 
@@ -73,7 +74,13 @@ class Evaluator:
     async def _reward(self, prompt: Prompt) -> float | None:
         """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""
         try:
-            sampled = await self._roles.generators.generate(prompt, self._sampling)
+            sampled = await sample_group(
+                prompt,
+                self._sampling,
+                generators=self._roles.generators,
+                max_retries=self._config.rollout.max_retries,
+                tracker=self._tracker,
+            )
             scored = await self._roles.rewards.score(sampled)
         except (GenerationError, RewardError) as error:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":

@@ -7,26 +7,29 @@ from typing import Literal
 
 from real_ray.config import Config, LearnerConfig, LossConfig
 from real_ray.config.deepspeed_json import deepspeed_config
+from real_ray.run_length import with_num_steps
 from real_ray.types import Prompt
 
 
-def validate(config: Config, *, check_cluster: Callable[[Config], str | None]) -> Iterator[str]:
+def validate(
+    config: Config,
+    *,
+    check_start: Callable[[Config, Sequence[Prompt]], str],
+    check_cluster: Callable[[Config], str | None],
+) -> Iterator[str]:
     """Check one thing after the other; yield a line on each when it has passed.
 
     Args:
+        check_start: describes where a run on these training prompts would begin.
         check_cluster: describes the cluster that is up, or returns None if there is none.
 
     Raises:
-        ModelError, DataError, ConfigError, ResourceError: the first thing that is wrong.
+        ModelError, DataError, ConfigError, CheckpointError, ResourceError: the first thing that is
+            wrong.
     """
     from real_ray.data import load_prompts, load_tokenizer
     from real_ray.rewards import load_reward
 
-    yield (
-        f"run:     {config.run.num_steps} steps of {config.learner.prompts_per_step} prompts x "
-        f"{config.rollout.num_generations} completions, staleness up to "
-        f"{config.rollout.max_staleness}, into {config.run.output_dir}/{config.run.name}"
-    )
     yield f"loss:    {_loss_facts(config.loss)}"
     deepspeed_config(config.learner)  # reads the file `learner.deepspeed`
     yield f"learner: {_learner_facts(config.learner)}"
@@ -36,12 +39,16 @@ def validate(config: Config, *, check_cluster: Callable[[Config], str | None]) -
     def load(split: Literal["train", "eval"]) -> list[Prompt]:
         return load_prompts(config.data, tokenizer, split=split, seed=config.run.seed)
 
-    yield f"train:   {config.data.train}, {_facts(load('train'), config)}"
+    train = load("train")
+    yield f"train:   {config.data.train}, {_facts(train, config)}"
     if config.data.eval is None:
         yield "eval:    none (data.eval is null)"
     else:
         used = config.eval.num_prompts
         yield f"eval:    {config.data.eval}, {_facts(load('eval'), config)}, the first {used} used"
+    config = with_num_steps(config, num_prompts=len(train))
+    yield f"run:     {_run_facts(config, num_prompts=len(train))}"
+    yield f"start:   {check_start(config, train)}"
     load_reward(config.reward.function)
     yield f"reward:  {config.reward.function}, {config.reward.num_workers} workers"
     cluster = check_cluster(config)
@@ -54,6 +61,21 @@ def _facts(prompts: Sequence[Prompt], config: Config) -> str:
         f"{len(prompts)} rows, prompts of {min(lengths)} to {max(lengths)} tokens "
         f"(at most {config.data.max_prompt_length})"
     )
+
+
+def _run_facts(config: Config, *, num_prompts: int) -> str:
+    per_step = config.learner.prompts_per_step
+    num_steps, num_generations = config.num_steps, config.rollout.num_generations
+    facts = [
+        f"{num_steps} steps of {per_step} prompts x {num_generations} completions",
+        f"{num_steps * per_step / num_prompts:.3g} passes over the training prompts"
+        if config.num_epochs is None
+        else f"at most {_count(config.num_epochs, 'epoch')} of the training prompts",
+    ]
+    if config.num_epochs is None and num_prompts < per_step:
+        facts.append("which are fewer than a step has, so that it takes prompts several times")
+    facts.append(f"staleness up to {config.rollout.max_staleness}")
+    return ", ".join(facts)
 
 
 def _loss_facts(loss: LossConfig) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from driver_states import driver_state
 
 from actors.checkpoint import load, save
 from actors.checkpoint_files import CheckpointFacts
@@ -151,11 +152,28 @@ class EngineRank:
             outcomes.append(optimizer_step(self._engine))
         return outcomes
 
-    def save(self, directory: Path, policy_version: int, *, fails: bool = False) -> None:
+    def save(
+        self,
+        directory: Path,
+        policy_version: int,
+        *,
+        fails: bool = False,
+        save_total_limit: int | None = None,
+    ) -> None:
         """Args: fails: the tokenizer cannot be written, when the rest of the checkpoint was."""
-        facts = replace(self._facts, policy_version=policy_version)
-        tokenizer = _Unwritable() if fails else self._tokenizer
-        save(self._engine, directory, facts=facts, tokenizer=tokenizer)
+        save(
+            self._engine,
+            directory,
+            facts=replace(self._facts, policy_version=policy_version),
+            tokenizer=_Unwritable() if fails else self._tokenizer,
+            driver=driver_state(policy_version),
+            save_total_limit=save_total_limit,
+        )
+
+    def dropout(self, calls: int) -> list[np.ndarray]:
+        """What dropout leaves of ones; a rank draws more the higher its number."""
+        ones = torch.ones(16 * (self._rank + 1))
+        return [torch.nn.functional.dropout(ones, 0.5).numpy() for _ in range(calls)]
 
     def state(self) -> State:
         """Full weights and master weights; this rank's moments; step counts and rates."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from real_ray.checkpoint import DriverState, from_json, to_json
 from real_ray.config import Config
 from real_ray.errors import RewardError
 from real_ray.roles import Roles
@@ -75,6 +76,7 @@ class World:
     version: int = -1  # in the generators
     log: list[str] = field(default_factory=list)
     batches: list[list[str]] = field(default_factory=list)
+    checkpoints: list[DriverState] = field(default_factory=list)  # as they were written and read
     in_pipeline: int = 0
     most_in_pipeline: int = 0
 
@@ -106,18 +108,20 @@ class FakeGenerators:
 
 @dataclass
 class FakeRewards:
-    """Rewards 1, 0, 0, ...; or a RewardError for the uids that `poison` names."""
+    """Rewards 1, 0, 0, ...; 0 for all if `one_sided`; a RewardError for what `poison` names."""
 
     world: World
     poison: Callable[[str], bool] = lambda uid: False
+    one_sided: Callable[[str], bool] = lambda uid: False
 
     async def score(self, group: SampledTicket) -> RolloutTicket:
         await asyncio.sleep(0)
         if self.poison(group.uid):
             raise RewardError(f"reward function f: group {group.uid}, member 0: NaN")
+        first = 0.0 if self.one_sided(group.uid) else 1.0
         return RolloutTicket(
             sampled=group,
-            rewards=tuple([1.0] + [0.0] * (group.num_members - 1)),
+            rewards=tuple([first] + [0.0] * (group.num_members - 1)),
             seconds=0.1,
             ref=None,
         )
@@ -140,8 +144,11 @@ class FakeLearner:
     async def save(self, directory: str) -> None:
         self.world.log.append(f"save {directory}")
 
-    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
-        self.world.log.append(f"checkpoint {policy_version} {directory}")
+    async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+        assert state.policy_version == self.version
+        await asyncio.sleep(0)
+        self.world.log.append(f"checkpoint {state.policy_version} {directory}")
+        self.world.checkpoints.append(from_json(to_json(state), place=directory))
 
 
 @dataclass
@@ -169,12 +176,16 @@ class RecordingTracker(Tracker):
     steps: list[dict[str, float]] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
+    ledgers: list[dict[str, int]] = field(default_factory=list)
 
     def step(self, metrics, samples) -> None:  # type: ignore[no-untyped-def]
         self.steps.append(dict(metrics))
 
     def event(self, kind: str, text: str) -> None:
         self.events.append((kind, text))
+
+    def ledger(self, counts, *, policy_version: int) -> None:  # type: ignore[no-untyped-def]
+        self.ledgers.append(dict(counts))
 
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
         self.evaluations.append((policy_version, accuracy, num_prompts))

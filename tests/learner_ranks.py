@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ from local_ray import local_ray
 from recording_learner import Gradients, RecordingLearner
 
 from actors.node import LOOPBACK, free_port
+from actors.pools import RayLearnerGroup
 from actors.protocol import LearnerSpec, TrainedBatch
 from actors.requests import rank_work
+from real_ray.checkpoint import DriverState
 from real_ray.config import LearnerConfig, LossConfig
 from real_ray.config.deepspeed_json import deepspeed_config
 from real_ray.partial_metrics import PartialMetrics
@@ -73,6 +76,11 @@ class LearnerRanks:
         assert all(part.warnings == self.warnings for part in parts)
         self.learning_rate = parts[0].learning_rate
         return PartialMetrics.merge(part.metrics for part in parts).values()
+
+    def save_checkpoint(self, directory: Path, state: DriverState) -> None:
+        """As the driver has it saved."""
+        group = RayLearnerGroup(self.ranks, config=self.config, loss=self.loss)
+        asyncio.run(group.save_checkpoint(str(directory), state))
 
     def gradients(self) -> list[Gradients]:
         """Of each optimiser step since `configure`."""

@@ -8,7 +8,10 @@ _MINIBATCHES = "learner.minibatches_per_batch (a number of parts, not a size)"
 _ONE_PASS = "learner.minibatches_per_batch (parts of a batch; no group is trained on twice)"
 _CLIP = "loss.epsilon (grpo, dapo and gspo only: REAL clips nothing)"
 _CLIP_HIGH = "loss.epsilon_high (grpo, dapo and gspo only: REAL clips nothing)"
-_STEPS = "run.num_steps (it counts batches of learner.prompts_per_step groups)"
+_OVERSAMPLE = "rollout.oversample (a multiple of learner.prompts_per_step, not a number of groups)"
+_RESAMPLE = "rollout.max_resample_times (a multiple of learner.prompts_per_step, for one step)"
+_KEPT = "checkpoint.save_total_limit"
+_RESUME = "checkpoint.resume (auto, never, or a path)"
 
 FOREIGN = {
     "per_device_train_batch_size": _GROUPS,
@@ -50,6 +53,13 @@ FOREIGN = {
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "num_vllm_engines": "rollout.num_generators",
     "vllm_num_engines": "rollout.num_generators",
+    "dynamic_sample": "rollout.dynamic_sampling",
+    "dynamic_filtering": "rollout.dynamic_sampling",
+    "filter_groups": "rollout.dynamic_sampling",
+    "max_num_gen_batches": _RESAMPLE,
+    "over_sampling_batch_size": _OVERSAMPLE,
+    "gen_batch_size": _OVERSAMPLE,
+    "partial_rollout": "rollout.in_flight_updates",
     "max_off_policy_steps": "rollout.max_staleness",
     "staleness": "rollout.max_staleness",
     "lr": "learner.learning_rate",
@@ -88,9 +98,9 @@ FOREIGN = {
     "vllm_enable_lora": "learner.lora_sync (set it to adapter)",
     "max_steps": "run.num_steps",
     "total_steps": "run.num_steps",
-    "epochs": _STEPS,
-    "num_epochs": _STEPS,
-    "num_train_epochs": _STEPS,
+    "epochs": "run.num_epochs",
+    "total_epochs": "run.num_epochs",
+    "num_train_epochs": "run.num_epochs",
     "experiment_name": "run.name",
     "run_name": "run.name",
     "model_name_or_path": "model.name_or_path",
@@ -103,6 +113,7 @@ FOREIGN = {
     "val_files": "data.eval",
     "eval_dataset": "data.eval",
     "system": "data.system_prompt",
+    "dataloader_drop_last": "data.drop_last",
     "reward_funcs": "reward.function",
     "reward_functions": "reward.function",
     "functions": "reward.function",
@@ -130,6 +141,14 @@ FOREIGN = {
     "mask_truncated_completions": "loss.truncated (set it to exclude)",
     "save_freq": "checkpoint.save_steps",
     "save_interval": "checkpoint.save_steps",
+    "max_ckpt_num": _KEPT,
+    "max_actor_ckpt_to_keep": _KEPT,
+    "resume_from_checkpoint": _RESUME,
+    "resume_mode": _RESUME,
+    "load_checkpoint": _RESUME,
+    "eval_steps": "eval.every",
+    "eval_interval": "eval.every",
+    "test_freq": "eval.every",
     "report_to": "tracking.wandb",
     "log_completions": "tracking.samples",
 }
@@ -157,10 +176,6 @@ _TEACHER = (
 _TOKEN_WEIGHTS = (
     "All tokens of a completion have the same weight: a score is the plain mean over them, and the "
     "advantages of grpo, dapo and gspo belong to whole completions. Remove it"
-)
-_RESAMPLING = (
-    "Groups with one class only are not sampled again: they have no gradient, and "
-    "loss.group_denominator valid leaves them out of the average. Remove it"
 )
 _NO_DROPOUT = (
     "LoRA has no dropout here: the policy that is trained must be the one that sampled. Remove it"
@@ -227,9 +242,6 @@ REFUSED = {
             "token_entropy_percentile_threshold",
         ),
         _TOKEN_WEIGHTS,
-    ),
-    **dict.fromkeys(
-        ("dynamic_sample", "dynamic_filtering", "filter_groups", "max_resample_times"), _RESAMPLING
     ),
     "lora_dropout": _NO_DROPOUT,
 }

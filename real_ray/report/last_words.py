@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -20,39 +21,73 @@ def draw(run: RunDirectory, summary: SummaryTracker, *, title: str) -> None:
 
 def of_a_finished_run(run: RunDirectory, summary: SummaryTracker, *, model: Path | None) -> str:
     """How it went, and where everything is."""
-    first, last = summary.rewards[:_FEW], summary.rewards[-_FEW:]
-    reward = (
-        f"{fmean(first):.2f} (first {len(first)} steps) -> {fmean(last):.2f} (last {len(last)})"
-    )
-    lines = ["", f"done: {len(summary.rewards)} steps, reward {reward}"]
+    lines = ["", f"done: {summary.step_done} steps"]
+    rewards = [reward for _, reward in summary.rewards]
+    if rewards:
+        first, last = rewards[:_FEW], rewards[-_FEW:]
+        lines[-1] += (
+            f", reward {fmean(first):.2f} (first {len(first)} steps) -> {fmean(last):.2f} "
+            f"(last {len(last)})"
+        )
     if len(summary.accuracy) > 1:
         (_, before), (_, after) = summary.accuracy[0], summary.accuracy[-1]
         lines.append(f"accuracy on held-out prompts: {before:.1%} before -> {after:.1%} after")
     files = {
         "metrics": run.metrics,
         "samples": run.samples,
-        "reward curve": run.reward_curve,
+        "reward curve": run.reward_curve if rewards else None,
         "model": model,
     }
-    lines += [f"  {name:<13}{path}" for name, path in files.items() if path]
-    return "\n".join(lines)
+    return _text(lines, {"groups": groups_line(summary.groups), **files})
 
 
 def of_a_stopped_run(
-    run: RunDirectory, summary: SummaryTracker, *, signal: str, num_steps: int
+    run: RunDirectory,
+    summary: SummaryTracker,
+    *,
+    signal: str,
+    num_steps: int,
+    checkpoint: Path | None,
 ) -> str:
-    """How far it came when a signal ended it."""
-    return (
-        f"stopped by {signal} after step {len(summary.rewards)} of {num_steps}; what was recorded "
-        f"is in {run.path}"
+    """How far it came when a signal ended it, and how to go on."""
+    return _text(
+        [f"stopped by {signal} after step {summary.step_done} of {num_steps}"],
+        {
+            "groups": groups_line(summary.groups),
+            "recorded": run.path,
+            **how_to_go_on(run.config, checkpoint),
+        },
     )
 
 
-def of_a_failed_run(run: RunDirectory, summary: SummaryTracker, *, num_steps: int) -> str:
-    """How far it came, where to look, and how to start it again."""
-    return (
-        f"the run failed after step {len(summary.rewards)} of {num_steps}\n"
-        f"  recorded     {run.path}\n"
-        f"  actor logs   {run.logs}\n"
-        f"  start again  real-ray train {run.path / 'config.yaml'} --run.overwrite true"
+def of_a_failed_run(
+    run: RunDirectory, summary: SummaryTracker, *, num_steps: int, checkpoint: Path | None
+) -> str:
+    """How far it came, where to look, and how to go on."""
+    return _text(
+        [f"the run failed after step {summary.step_done} of {num_steps}"],
+        {
+            "groups": groups_line(summary.groups),
+            "recorded": run.path,
+            "actor logs": run.logs,
+            **how_to_go_on(run.config, checkpoint),
+        },
     )
+
+
+def groups_line(counts: Mapping[str, int]) -> str:
+    """The ledger as a sum; what is 0 is left out."""
+    parts = [f"{n} {name}" for name, n in counts.items() if n and name != "drawn"]
+    return f"{counts['drawn']} drawn = {' + '.join(parts)}" if parts else ""
+
+
+def how_to_go_on(config: Path, checkpoint: Path | None) -> dict[str, str]:
+    """The command that continues a run, or starts it again."""
+    if checkpoint is None:
+        return {"start again": f"real-ray train {config} --run.overwrite true"}
+    step = int(checkpoint.name.removeprefix("step_"))
+    return {"continue": f"real-ray train {config} --checkpoint.resume auto  # from step {step}"}
+
+
+def _text(lines: list[str], facts: Mapping[str, object]) -> str:
+    return "\n".join(lines + [f"  {name:<13}{fact}" for name, fact in facts.items() if fact])

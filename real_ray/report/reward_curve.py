@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 
 def draw_reward_curve(
-    rewards: Sequence[float],
+    rewards: Sequence[tuple[int, float]],
     path: Path,
     *,
     title: str,
@@ -17,20 +18,18 @@ def draw_reward_curve(
     """Write a PNG of the mean reward of each step.
 
     Args:
-        rewards: mean reward of steps 1, 2, ...
+        rewards: (step, mean reward of the step).
         accuracy: (step, accuracy) of the evaluations.
         window: steps of the running mean.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    steps = range(1, len(rewards) + 1)
-    running = [
-        sum(rewards[max(0, i - window) : i]) / len(rewards[max(0, i - window) : i]) for i in steps
-    ]
+    steps, means = [step for step, _ in rewards], [mean for _, mean in rewards]
+    running = [fmean(means[max(0, end - window) : end]) for end in range(1, len(means) + 1)]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, rewards, "o", color="#9ec5e8", markersize=5, label="mean reward of the step")
+    axes.plot(steps, means, "o", color="#9ec5e8", markersize=5, label="mean reward of the step")
     axes.plot(steps, running, color="#1f5f99", linewidth=2, label=f"mean of {window} steps")
     if accuracy:
         axes.plot(
@@ -41,7 +40,7 @@ def draw_reward_curve(
             markersize=8,
             label="accuracy on held-out prompts (greedy)",
         )
-    low = min([0.0, *rewards])
+    low = min([0.0, *means])
     axes.set_title(title, parse_math=False)  # it holds a path's name
     axes.set(xlabel="step", ylabel="reward", ylim=(low - 0.03, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -19,13 +19,18 @@ _HEADER = (
 
 
 class ConsoleTracker(Tracker):
-    """One aligned row per step; in a terminal also a live line with the state of the pipeline."""
+    """One aligned row per step; in a terminal also a live line with the state of the pipeline.
 
-    def __init__(self, console: Console, *, num_steps: int, num_slots: int) -> None:
+    Args:
+        step: that the run begins after.
+    """
+
+    def __init__(self, console: Console, *, num_steps: int, num_slots: int, step: int = 0) -> None:
         self._console = console
         self._num_steps = num_steps
         self._num_slots = num_slots
-        self._done = 0
+        self._done = step
+        self._has_header = False
         # Shows nothing where there is no terminal.
         self._status = console.status("starting", spinner_style="cyan")
 
@@ -41,8 +46,9 @@ class ConsoleTracker(Tracker):
         self._status.start()
 
     def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
-        if not self._done:
+        if not self._has_header:
             self._print(Text(_HEADER, style="dim"))
+            self._has_header = True
         self._done = int(metrics["step"])
         self._print(_row(metrics, self._num_steps))
 

@@ -21,14 +21,18 @@ class JsonlTracker(Tracker):
 
     JSON has no NaN or infinity: such a number is written as null.
 
+    Args:
+        samples: write them too.
+        elapsed_s: that the run took before it was continued.
+
     Raises:
         RunError: a file cannot be written, as on a full disk.
     """
 
-    def __init__(self, run: RunDirectory, *, samples: bool) -> None:
+    def __init__(self, run: RunDirectory, *, samples: bool, elapsed_s: float = 0.0) -> None:
         self._run = run
         self._samples = samples
-        self._began = time.monotonic()
+        self._began = time.monotonic() - elapsed_s
 
     def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
         elapsed = time.monotonic() - self._began

@@ -7,28 +7,43 @@ from pathlib import Path
 
 from real_ray.config import Config, dump_config
 from real_ray.errors import ConfigError
+from real_ray.tracking.lock import RunLock
+from real_ray.tracking.records import EarlierRecords, replace_file, roll_back
 
 _OF_A_RUN = {"config.yaml", "logs", "samples"}
+_LOCK = ".lock"
 
 
 class RunDirectory:
-    """`output_dir/name`, created empty, with the resolved config in it.
+    """`output_dir/name` with the config in it: created empty, or as an earlier run left it.
 
-    Files: `config.yaml`, `metrics.jsonl`, `events.jsonl`, `samples/step_N.jsonl`,
-    `reward_curve.png`, `logs/`.
+    Files: `config.yaml`, `metrics.jsonl`, `events.jsonl`, `status.json`, `samples/step_N.jsonl`,
+    `checkpoints/step_N/`, `reward_curve.png`, `logs/`. Closed at the end of the run.
+
+    Args:
+        continued_after: step that the run in this directory is continued after; what it recorded
+            of later steps is removed. None: a new run.
 
     Raises:
-        ConfigError: the place cannot be written, holds an earlier run and `run.overwrite` is not
-            set, or holds anything else, which is never removed.
+        ConfigError: the place cannot be written, another process uses it, or a new run finds an
+            earlier one and `run.overwrite` is not set, or anything else, which is never removed.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, continued_after: int | None = None) -> None:
+        self.earlier = EarlierRecords()
         try:
             self.path = config.run.directory
-            self._clear(overwrite=config.run.overwrite)
-            self.samples.mkdir(parents=True, exist_ok=True)
+            if continued_after is None:
+                self._check_content()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(self.path / _LOCK)
+            if continued_after is None:
+                self._clear(config)
+            else:
+                self.earlier = roll_back(self.path, step=continued_after)
+            self.samples.mkdir(exist_ok=True)
             self.logs.mkdir(exist_ok=True)
-            (self.path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+            replace_file(self.config, dump_config(config).encode())
         except (OSError, RuntimeError) as error:  # RuntimeError: no such home, endless links
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -36,22 +51,40 @@ class RunDirectory:
                 f"{reason}. Choose a writable place with --run.output_dir"
             ) from error
 
-    def _clear(self, *, overwrite: bool) -> None:
-        """Remove a run that may be replaced: one that recorded no step, or any if asked for."""
-        found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
-        if not found:
-            return
-        if not found >= _OF_A_RUN:
+    def close(self) -> None:
+        """Let other processes use the directory."""
+        self._lock.release()
+
+    def _check_content(self) -> None:
+        """Refuse a directory with anything in it that is no run."""
+        entries = self.path.iterdir() if self.path.exists() else ()
+        found = {entry.name for entry in entries} - {_LOCK}
+        if found and not found >= _OF_A_RUN:
             raise ConfigError(
                 f"run.name: {self.path} holds files that are no run of real-ray. Choose another "
                 "--run.name or --run.output_dir"
             )
-        if self.metrics.exists() and not overwrite:
+
+    def _clear(self, config: Config) -> None:
+        """Remove a run that may be replaced: one that recorded no step, or any if asked for."""
+        if self.metrics.exists() and not config.run.overwrite:
+            resumes = config.checkpoint.resume == "auto"
             raise ConfigError(
-                f"run.name: {self.path} holds an earlier run. Choose another --run.name, or "
-                "replace it with --run.overwrite true"
+                f"run.name: {self.path} holds an earlier run"
+                + (" without a checkpoint to continue it from" if resumes else "")
+                + ". Choose another --run.name, "
+                + ("" if resumes else "continue that one with --checkpoint.resume auto, ")
+                + "or replace it with --run.overwrite true"
             )
-        shutil.rmtree(self.path)
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != _LOCK:
+                entry.unlink()
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
@@ -60,6 +93,10 @@ class RunDirectory:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def samples(self) -> Path:

@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from real_ray.tracking.base import Tracker
+from real_ray.tracking.records import EarlierRecords
 from real_ray.types import SampleRecord
 
 
 class SummaryTracker(Tracker):
-    """Rewards of all steps and all evaluations."""
+    """Rewards of all steps, all evaluations, and the groups by how they ended.
 
-    def __init__(self) -> None:
-        self.rewards: list[float] = []
-        self.accuracy: list[tuple[int, float]] = []  # (policy version, accuracy)
+    Args:
+        step: that the run begins after.
+        earlier: what a continued run has recorded before.
+    """
+
+    def __init__(self, *, step: int = 0, earlier: EarlierRecords | None = None) -> None:
+        self.step_done = step
+        self.rewards = list(earlier.rewards) if earlier else []  # (step, mean reward)
+        self._accuracy = dict(earlier.accuracy) if earlier else {}
+        self.groups: Mapping[str, int] = {}
+
+    @property
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Policy version and accuracy of the evaluations."""
+        return sorted(self._accuracy.items())
 
     def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
-        self.rewards.append(metrics["reward/mean"])
+        self.step_done = int(metrics["step"])
+        self.rewards.append((self.step_done, metrics["reward/mean"]))
 
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
-        self.accuracy.append((policy_version, accuracy))
+        self._accuracy[policy_version] = accuracy
+
+    def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
+        self.groups = counts

@@ -22,9 +22,9 @@ from actors.protocol import Probe, SentWeights
 from real_ray.config import Config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
-from real_ray.roles import Roles
 from real_ray.errors import SyncError
 from real_ray.placement import plan_placement
+from real_ray.roles import Roles
 from real_ray.tracking import Tracker
 from real_ray.types import (
     Prompt,

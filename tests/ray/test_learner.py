@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
+from driver_states import assert_same_group, driver_state
 from groups import make_group, shape_of
 from learner_ranks import LearnerRanks, two_sizes_of_learner
 from recording_learner import Gradients
 from reference_gradients import assert_equal, load, reference, token_logprobs
 from tiny_model import build_model
 
+from actors.buffered_groups import restore
 from actors.requests import layout_of
 from real_ray.batching import Slice, num_tokens
+from real_ray.checkpoint import to_json
 from real_ray.config import LossConfig
 from real_ray.errors import CheckpointError, GroupError, LearnerError
 from real_ray.types import RolloutGroup, VersionSpan
@@ -255,6 +259,29 @@ def test_all_steps_of_a_batch_refer_to_the_policy_at_its_start(
     assert ("policy/kl" in metrics) == (loss.beta > 0)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("minibatches", "parts"), [(2, [[0]]), (2, [[0], [1, 2]]), (4, [[0], [1], [2]])], ids=str
+)
+def test_a_last_batch_that_is_smaller_has_the_gradients_of_its_parts(
+    model: Path,
+    learners: dict[int, LearnerRanks],
+    num_ranks: int,
+    minibatches: int,
+    parts: list[list[int]],
+) -> None:
+    loss, learner = LossConfig(tau=TAU), learners[num_ranks]
+    groups = [make_group(str(n), **SHAPES[n % 2]) for n in range(len(sum(parts, [])))]  # noqa: RUF017
+    learner.configure(
+        loss=loss, prompts_per_step=8, minibatches_per_batch=minibatches, learning_rate=1e-9
+    )  # so small that each part meets the policy of the files
+    learner.train(groups)
+    got = learner.gradients()
+    assert len(got) == len(parts)
+    for gradient, part in zip(got, parts, strict=True):
+        assert_equal(gradient, reference(load(model), [groups[n] for n in part], loss))
+
+
 SHAPES: list[dict[str, Any]] = [
     {"prompt_length": 5, "lengths": (9, 2, 14), "rewards": (1, 0, 0), "truncated": (2,)},
     {"prompt_length": 12, "lengths": (1, 6, 3), "rewards": (0, 1, 1)},
@@ -439,7 +466,7 @@ def test_a_checkpoint_goes_on_exactly_and_on_another_number_of_ranks(
     one, two = learners[1], learners[2]
     two.configure(**settings)
     two.train(MIXED)
-    two.call("save_checkpoint", str(tmp_path / "step_000001"), 1)
+    two.save_checkpoint(tmp_path / "step_000001", driver_state(1))
     two.train(ONE_RANK_ONE_SIDED, policy_version=2)
     unbroken, rate = two.parameters(), two.learning_rate
 
@@ -459,3 +486,25 @@ def test_a_checkpoint_goes_on_exactly_and_on_another_number_of_ranks(
         one.configure(
             checkpoint=tmp_path / "step_000001", **settings | {"zero_stage": 1 + (zero_stage == 1)}
         )
+
+
+def test_a_checkpoint_keeps_the_driver_state_and_its_buffered_groups(
+    learners: dict[int, LearnerRanks], tmp_path: Path
+) -> None:
+    buffered = {2: MIXED[0], 4: MIXED[1], 17: ONE_LONG[0]}
+    state = driver_state(1, buffered)
+    learners[2].configure()
+    learners[2].save_checkpoint(tmp_path / "step_000001", state)
+    restored = restore(tmp_path / "step_000001")
+    assert to_json(restored) == to_json(state)
+    for got, group in zip(restored.buffered, buffered.values(), strict=True):
+        assert_same_group(ray.get(got.group.ref), group)
+        assert ray.get(got.group.sampled.ref).prompt.uid == group.uid
+    # A file that is damaged although its size is right.
+    file = tmp_path / "step_000001" / "driver.json"
+    file.write_text(file.read_text().replace('"buffered"', '"buffexxx"'))
+    with pytest.raises(CheckpointError, match=r"driver\.json: .* Use an earlier checkpoint"):
+        restore(tmp_path / "step_000001")
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"driver\.json cannot be read: .* Use an earlier"):
+        restore(tmp_path / "step_000001")

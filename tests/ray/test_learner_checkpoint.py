@@ -19,6 +19,7 @@ from tiny_model import build_model
 from actors.checkpoint_files import CheckpointFacts, check_fits, read_facts, resolve
 from actors.export import export
 from actors.node import LOOPBACK, free_port
+from actors.universal import prepare
 from actors.zero import StepOutcome
 from real_ray.errors import CheckpointError, LearnerError, ModelError, UserError
 
@@ -84,6 +85,11 @@ def assert_same(got: list[State], expected: list[State]) -> None:
             np.testing.assert_array_equal(mine[name], value, err_msg=name)
 
 
+def assert_same_dropout(got: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
+    for mine, other in zip(got, expected, strict=True):  # ranks
+        np.testing.assert_array_equal(mine, other)
+
+
 @pytest.mark.parametrize(
     ("size", "options", "spoil"),
     [
@@ -132,12 +138,14 @@ def test_as_many_ranks_go_on_to_the_bit(
     group = ranks[size]
     group.build(**options)
     group.train(BEFORE)
+    group.all("dropout", 3)
     group.all("save", tmp_path / "step_2", 2)
     group.train(AFTER)
-    expected = group.all("state")
+    expected, dropped = group.all("state"), group.all("dropout", 2)
     assert set(group.build(**options, checkpoint=tmp_path / "step_2")) == {2}
     group.train(AFTER)
     assert_same(group.all("state"), expected)
+    assert_same_dropout(group.all("dropout", 2), dropped)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +170,8 @@ def test_another_number_of_ranks_goes_on_up_to_rounding(
     at_checkpoint = before.all("state")[0]
     before.train(AFTER)
     expected = before.all("state")[0]
+    prepare(tmp_path / "step_2", 3 - size)
+    assert (tmp_path / "step_2" / "universal").is_dir() == (options["zero_stage"] > 0)
     assert set(after.build(**options, checkpoint=tmp_path / "step_2")) == {2}
     loaded = after.all("state")[0]
     after.train(AFTER)
@@ -172,6 +182,19 @@ def test_another_number_of_ranks_goes_on_up_to_rounding(
             np.testing.assert_allclose(got[name], expected[name], atol=SMALL, rtol=0, err_msg=name)
     for name in ("steps", "lr", "weight_decay"):
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def test_another_number_of_ranks_keeps_its_own_random_numbers(
+    ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    for before, after in ((ranks[1], ranks[2]), (ranks[2], ranks[1])):
+        before.build(zero_stage=0)
+        before.all("dropout", 3)
+        before.all("save", tmp_path / "step_2", 2)
+        after.build(zero_stage=0)
+        fresh = after.all("dropout", 2)
+        after.build(zero_stage=0, checkpoint=tmp_path / "step_2")
+        assert_same_dropout(after.all("dropout", 2), fresh)
 
 
 def test_a_crash_while_saving_harms_no_checkpoint_and_leaves_none_that_looks_complete(
@@ -192,6 +215,32 @@ def test_a_crash_while_saving_harms_no_checkpoint_and_leaves_none_that_looks_com
     assert read_facts(directory).policy_version == 3
     group.all("save", tmp_path / "step_3", 3)
     assert {path.name for path in tmp_path.iterdir()} == {"step_2", "step_3"}
+
+
+def test_only_as_many_checkpoints_are_kept_as_asked_for(
+    ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    group = ranks[2]
+    group.build(zero_stage=2)
+    for version in (1, 2, 3):
+        group.all("save", tmp_path / f"step_{version}", version, save_total_limit=2)
+    with pytest.raises(LearnerError, match="no space left"):
+        group.all("save", tmp_path / "step_4", 4, fails=True, save_total_limit=1)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_2", "step_3"]
+    group.all("save", tmp_path / "step_4", 4)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_2", "step_3", "step_4"]
+
+
+def test_ranks_that_write_to_different_places_are_noticed(
+    ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    places = [tmp_path / "one" / "step_2", tmp_path / "two" / "step_2"]
+    ranks[2].build(zero_stage=0)
+    saves = [
+        rank.save.remote(place, 2) for rank, place in zip(ranks[2].actors, places, strict=True)
+    ]
+    with pytest.raises(LearnerError, match=r"state of 1 of 2 learner ranks: all nodes must see"):
+        ray.get(saves, timeout=120)
 
 
 def test_a_run_that_died_between_the_two_renames_still_has_its_checkpoint(

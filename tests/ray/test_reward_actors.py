@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from real_ray.types import (
 
 FUNCTIONS = """
 import os, threading
+from pathlib import Path
 
 def length(completions, **kwargs):
     return [float(len(text)) for text in completions]
@@ -43,6 +45,12 @@ def too_few(completions, **kwargs):
 
 def hangs_on_marked(completions, **kwargs):
     if completions[0] == "hang":
+        threading.Event().wait()
+    return [1.0] * len(completions)
+
+def reports_and_hangs(completions, **kwargs):
+    if completions[0] == "hang":
+        Path(completions[1]).write_text("here")
         threading.Event().wait()
     return [1.0] * len(completions)
 
@@ -167,3 +175,23 @@ async def test_a_reward_that_kills_its_worker_costs_only_its_group(score) -> Non
     for _ in range(2):
         with pytest.raises(RewardError, match=r"user_rewards:dies.*p:9@0.*process died"):
             await pool.score(ticket("p:9@0", "a", "b"))
+
+
+async def test_a_cancelled_caller_leaves_no_worker_that_still_computes(  # type: ignore[no-untyped-def]
+    score, tmp_path: Path
+) -> None:
+    pool = score("user_rewards:reports_and_hangs")
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    hung = pool.workers[0]
+    computing = asyncio.create_task(pool.score(ticket("p:1@0", "hang", str(started))))
+    await asyncio.to_thread(started.read_text)
+    waiting = asyncio.create_task(pool.score(ticket("p:2@0", "a", "b")))
+    await asyncio.sleep(0)
+    for task in (waiting, computing):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await pool.score(ticket("p:3@0", "a", "b"))).rewards == (1.0, 1.0)
+    with pytest.raises(ray.exceptions.RayActorError):
+        await hung.score.remote(ticket("p:4@0", "a", "b").ref)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import Sequence
 
 import pytest
+from driver_runs import jitter, run
 from fakes import (
     FakeBroadcaster,
     FakeGenerators,
     FakeLearner,
     FakeRewards,
-    RecordingTracker,
     World,
     make_config,
-    make_prompts,
-    make_roles,
 )
 
-from real_ray.config import Config
-from real_ray.driver import Driver
 from real_ray.errors import (
     GenerationError,
     LearnerError,
@@ -31,32 +26,6 @@ from real_ray.errors import (
     SyncError,
 )
 from real_ray.types import Prompt, RolloutTicket, SyncReport, TrainResult
-
-
-async def run(
-    config: Config, world: World, *, num_prompts: int = 50, num_eval: int = 0, **roles: object
-) -> RecordingTracker:
-    tracker = RecordingTracker()
-    driver = Driver(
-        config,
-        roles=make_roles(world, **roles),
-        train=make_prompts(num_prompts),
-        evaluation=make_prompts(num_eval),
-        tracker=tracker,
-    )
-    await asyncio.wait_for(driver.run(), timeout=30)
-    return tracker
-
-
-def jitter(seed: int):  # type: ignore[no-untyped-def]
-    """A delay that lets generations finish in any order."""
-    rng = random.Random(seed)
-
-    async def delay(prompt: Prompt) -> None:
-        for _ in range(rng.randrange(20)):
-            await asyncio.sleep(0)
-
-    return delay
 
 
 async def test_each_step_trains_then_broadcasts_then_goes_on() -> None:
@@ -132,7 +101,7 @@ async def test_a_group_that_keeps_failing_is_accounted_for_and_replaced() -> Non
     assert len(trained) == 12
     assert "p:3@0" not in trained
     assert tracker.steps[-1]["async/failed"] == 1
-    assert [text for kind, text in tracker.events if kind == "group dropped"] == ["p:3@0: boom"]
+    assert [text for kind, text in tracker.events if kind == "group failed"] == ["p:3@0: boom"]
 
 
 async def test_a_failing_reward_stops_the_run_with_its_own_words() -> None:
@@ -243,14 +212,3 @@ async def test_generators_that_miss_a_sync_are_noticed() -> None:
             learner=learner,
             broadcaster=LazyBroadcaster(world, learner),
         )
-
-
-async def test_evaluation_before_and_after_with_the_version_it_measured() -> None:
-    world = World()
-    config = make_config(eval={"num_prompts": 4})
-    tracker = await run(config, world, num_eval=9)
-    assert tracker.evaluations == [(0, 1.0, 4), (4, 1.0, 4)]
-    world = World()
-    config = make_config(eval={"at_start": False, "at_end": False})
-    tracker = await run(config, world, num_eval=9)
-    assert tracker.evaluations == []

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from real_ray.metrics import step_metrics
+from real_ray.ledger import Outcome
+from real_ray.metrics import StepTimes, step_metrics
 from real_ray.types import RolloutTicket, SampledTicket, SyncReport, TrainResult
 
 SYNC = SyncReport(
@@ -67,10 +68,15 @@ def metrics_of(batch: list[RolloutTicket], *, step_seconds: float = 4.0) -> dict
         result=RESULT,
         sync=SYNC,
         ready=3,
-        failed=2,
-        wait_seconds=0.5,
-        train_seconds=1.5,
-        step_seconds=step_seconds,
+        left={
+            Outcome.TRAINED: 14,
+            Outcome.FILTERED: 5,
+            Outcome.EVICTED: 1,
+            Outcome.FAILED: 2,
+        },
+        times=StepTimes(
+            began=100.0, taken=100.5, trained=102.0, evaluated=102.25, ended=100.0 + step_seconds
+        ),
     )
 
 
@@ -88,6 +94,8 @@ def test_every_number_of_a_step() -> None:
             "async/staleness_max": 2,
             "async/in_flight_updates": 1,
             "async/buffer": 3,
+            "async/filtered": 5,
+            "async/evicted": 1,
             "async/failed": 2,
             "rollout/tokens": 40,
             "rollout/truncated": 0.25,
@@ -97,6 +105,7 @@ def test_every_number_of_a_step() -> None:
             "time/score": 0.15,
             "time/wait": 0.5,
             "time/train": 1.5,
+            "time/evaluate": 0.25,
             "time/sync": 0.9,
             "time/pause": 0.7,
             "time/step": 4.0,

@@ -131,6 +131,36 @@ def test_every_rank_gets_the_groups_of_which_it_runs_members(
             np.testing.assert_array_equal(s.included, of_ranks[0].included)
 
 
+@pytest.mark.parametrize(
+    ("groups", "minibatches", "sizes"),
+    [
+        (1, 1, [1]),
+        (1, 4, [1]),
+        (3, 2, [1, 2]),
+        (3, 4, [1, 1, 1]),
+        (5, 4, [1, 1, 1, 2]),
+        (7, 4, [1, 2, 2, 2]),
+        (8, 4, [2, 2, 2, 2]),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_last_batch_that_is_smaller_is_split_evenly_and_whole(
+    groups: int, minibatches: int, sizes: list[int], num_ranks: int
+) -> None:
+    batch = [ticket(str(g), lengths=(g + 1, 1)) for g in range(groups)]
+    learner = LearnerConfig(
+        prompts_per_step=8, minibatches_per_batch=minibatches, num_ranks=num_ranks
+    )
+    work = rank_work(batch, learner=learner, loss=LossConfig(), policy_version=8)
+    for its in work:
+        of_steps = [step.num_tokens[:, 0].tolist() for step in its.request.steps]
+        assert [len(step) for step in of_steps] == sizes
+        assert sum(of_steps, []) == list(range(1, groups + 1))  # noqa: RUF017
+        for position, group in zip(its.request.positions, its.groups, strict=True):
+            assert of_steps[position.step][position.group] == group + 1
+    assert {group for its in work for group in its.groups} == set(range(groups))
+
+
 def test_a_group_that_is_cut_over_ranks_goes_to_both() -> None:
     batch = [ticket("a", lengths=(50, 50))]
     work = work_of(batch, num_ranks=2)

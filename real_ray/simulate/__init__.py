@@ -1,0 +1,17 @@
+"""Simulations: what a run will take, from the real driver on roles that only take time."""
+
+from real_ray.simulate.distributions import Distribution, constant, parse_distribution
+from real_ray.simulate.plan import PlanResult, simulate
+from real_ray.simulate.timings import Timings, timings_of_run
+from real_ray.simulate.virtual_time import run_in_virtual_time
+
+__all__ = [
+    "Distribution",
+    "PlanResult",
+    "Timings",
+    "constant",
+    "parse_distribution",
+    "run_in_virtual_time",
+    "simulate",
+    "timings_of_run",
+]

@@ -1,0 +1,96 @@
+"""Reward workers, learner and broadcaster that take time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from real_ray.checkpoint import DriverState
+from real_ray.config import Config
+from real_ray.errors import LearnerError, RewardError
+from real_ray.simulate.generators import SimulatedGenerators
+from real_ray.simulate.timings import Timings
+from real_ray.types import RolloutTicket, SampledTicket, SyncReport, TrainResult
+
+
+class SimulatedRewards:
+    """`RewardPool` of `reward.num_workers` workers."""
+
+    def __init__(self, config: Config, timings: Timings, *, seed: int) -> None:
+        self._timings = timings
+        self._random = Random(seed)
+        self._idle = asyncio.Semaphore(config.reward.num_workers)
+        self._timeout_s = config.reward.timeout_s
+        self._right, self._wrong = config.loss.positive_above + 1, config.loss.positive_above
+
+    async def score(self, group: SampledTicket) -> RolloutTicket:
+        seconds = self._timings.score.draw(self._random)
+        async with self._idle:
+            await asyncio.sleep(min(seconds, self._timeout_s))
+        if seconds > self._timeout_s:
+            raise RewardError(
+                f"group {group.uid}: not scored within {self._timeout_s:g} s (reward.timeout_s)"
+            )
+        one_sided = self._random.random() < self._timings.one_sided
+        wrong = () if one_sided else (self._wrong,)
+        rewards = (self._right,) * (group.num_members - len(wrong)) + wrong
+        return RolloutTicket(sampled=group, rewards=rewards, seconds=seconds, ref=None)
+
+
+class SimulatedLearner:
+    """`LearnerGroup` that counts how stale its groups are. Checkpoints take no time."""
+
+    def __init__(self, config: Config, timings: Timings, *, seed: int) -> None:
+        self._timings = timings
+        self._random = Random(seed)
+        self._timeout_s = config.learner.timeout_s
+        self.staleness: Counter[int] = Counter()
+
+    async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
+        seconds = self._timings.train.draw(self._random)
+        await asyncio.sleep(min(seconds, self._timeout_s))
+        if seconds > self._timeout_s:
+            raise LearnerError(
+                f"the learner did not finish its step within {self._timeout_s:g} s "
+                "(learner.timeout_s)"
+            )
+        trained_version = policy_version - 1
+        self.staleness.update(trained_version - g.sampled.oldest_version for g in groups)
+        return TrainResult(policy_version=policy_version, metrics={}, samples=())
+
+    async def save(self, directory: str) -> None:
+        """Nothing is written."""
+
+    async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+        """Nothing is written."""
+
+
+class SimulatedBroadcaster:
+    """`WeightBroadcaster`: a pause of the generators, and what comes after it."""
+
+    def __init__(
+        self, config: Config, timings: Timings, *, generators: SimulatedGenerators, seed: int
+    ) -> None:
+        self._timings = timings
+        self._random = Random(seed)
+        self._generators = generators
+        self._in_flight = config.rollout.in_flight_updates
+
+    async def broadcast(self, *, policy_version: int) -> SyncReport:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        seconds = self._timings.sync.draw(self._random)
+        pause = min(self._timings.pause.draw(self._random), seconds)
+        await self._generators.pause(pause, in_flight=self._in_flight)
+        self._generators.resume(policy_version=policy_version)
+        await asyncio.sleep(seconds - pause)
+        return SyncReport(
+            policy_version=policy_version,
+            seconds=clock() - began,
+            pause_seconds=pause,
+            num_tensors=1,
+            num_bytes=1,
+            probe_difference=0.0,
+        )

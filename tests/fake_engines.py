@@ -1,0 +1,85 @@
+"""Ray actors that stand for engines and for a learner rank, and fail where they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fakes import sampled_ticket
+
+from actors.protocol import GeneratorWeights, SentWeights
+from real_ray.errors import GenerationError, SyncError
+from real_ray.types import Prompt, SampledTicket, Sampling
+
+
+class Engine:
+    """An async actor as `GeneratorActor` is one. Prompts say what becomes of them by their text."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self._fails = fails
+        self._running: set[str] = set()
+        self._paused = False
+        self._version = -1
+        self._changed = asyncio.Condition()
+
+    async def generate(self, prompt: Prompt, _: Sampling) -> tuple[SampledTicket, str]:
+        await self._change(lambda: self._running.add(prompt.uid))
+        try:
+            if prompt.text == "never ends":
+                await asyncio.Event().wait()
+            if prompt.text == "fails":
+                raise GenerationError(f"group {prompt.uid}: no output")
+        finally:
+            await self._change(lambda: self._running.remove(prompt.uid))
+        return sampled_ticket(prompt.uid, members=4), f"group of {prompt.uid}"
+
+    async def until_running(self, *uids: str) -> None:
+        """Wait until exactly these are generated."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._running == set(uids))
+
+    async def _change(self, change: Any) -> None:
+        async with self._changed:
+            change()
+            self._changed.notify_all()
+
+    async def pause(self) -> None:
+        self._paused = True
+        if self._fails == "pause":
+            raise SyncError("the engine cannot pause")
+
+    async def resume(self) -> None:
+        self._paused = False
+
+    async def is_paused(self) -> bool:
+        return self._paused
+
+    async def load(self, version: int) -> None:
+        assert self._paused
+        self._version = version
+
+    async def weights(self) -> GeneratorWeights:
+        return GeneratorWeights(policy_version=self._version, num_tensors=1)
+
+
+class Rank:
+    """A learner rank that sends, or does not."""
+
+    def __init__(self, engines: list[Any], *, fails: str = "") -> None:
+        self._engines = engines
+        self._fails = fails
+        self._sending = asyncio.Event()
+
+    async def send_weights(self, policy_version: int) -> SentWeights:
+        self._sending.set()
+        if self._fails == "raises":
+            raise SyncError("generator-1 could not receive the weights")
+        if self._fails == "raises what nobody expects":
+            raise ZeroDivisionError
+        if self._fails == "hangs":
+            await asyncio.Event().wait()
+        await asyncio.gather(*(engine.load.remote(policy_version) for engine in self._engines))
+        return SentWeights(num_tensors=1, num_bytes=4)
+
+    async def until_sending(self) -> None:
+        await self._sending.wait()
