@@ -45,9 +45,9 @@ from real_ray.filtering import is_two_sided
 from real_ray.ledger import Ledger, Outcome
 from real_ray.metrics import StepTimes, step_metrics
 from real_ray.roles import Roles
-from real_ray.sampling import sample_group
+from real_ray.rollout import Rollouts
 from real_ray.tracking import Tracker
-from real_ray.types import Prompt, RolloutTicket, SampledTicket, Sampling, TrainResult
+from real_ray.types import Prompt, RolloutTicket, Sampling, TrainResult
 
 
 class Driver:
@@ -77,10 +77,11 @@ class Driver:
         self._config = config
         self._roles = roles
         self._tracker = tracker
+        self._rollouts = Rollouts(config, roles=roles, tracker=tracker)
         self._evaluator = Evaluator(
             config,
             evaluation,
-            roles=roles,
+            rollouts=self._rollouts,
             tracker=tracker,
             evaluated_version=resume.evaluated_version if resume else None,
         )
@@ -174,9 +175,9 @@ class Driver:
         )
         try:
             async with asyncio.timeout(late_s if evicts else None):
-                sampled = await self._generate(draw.prompt)
+                sampled = await self._rollouts.sample(draw.prompt, self._sampling)
                 self._buffer.generated(uid)
-                group = await self._roles.rewards.score(sampled)
+                group = await self._rollouts.score(sampled)
         except TimeoutError:
             self._drop(uid, Outcome.EVICTED, RunError(late))
             return
@@ -190,15 +191,6 @@ class Driver:
         self._failures_in_a_row = 0
         self._account(self._buffer.push(group))
         self._tracker.pipeline(self._buffer.counts())
-
-    async def _generate(self, prompt: Prompt) -> SampledTicket:
-        return await sample_group(
-            prompt,
-            self._sampling,
-            generators=self._roles.generators,
-            max_retries=self._config.rollout.max_retries,
-            tracker=self._tracker,
-        )
 
     def _drop(self, uid: str, outcome: Outcome, error: RunError) -> None:
         """Account for a group that did not come; another prompt takes its place."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from real_ray.config import Config
 from real_ray.errors import GenerationError, RewardError
-from real_ray.roles import Roles
-from real_ray.sampling import sample_group
+from real_ray.rollout import Rollouts
 from real_ray.tracking import Tracker
 from real_ray.types import Prompt, Sampling
 
@@ -25,14 +24,14 @@ class Evaluator:
         config: Config,
         prompts: Sequence[Prompt],
         *,
-        roles: Roles,
+        rollouts: Rollouts,
         tracker: Tracker,
         evaluated_version: int | None,
     ) -> None:
         self.evaluated_version = evaluated_version
         self._config = config
         self._prompts = prompts[: config.eval.num_prompts]
-        self._roles = roles
+        self._rollouts = rollouts
         self._tracker = tracker
         self._running: asyncio.Task[None] | None = None
         self._sampling = Sampling(
@@ -74,14 +73,8 @@ class Evaluator:
     async def _reward(self, prompt: Prompt) -> float | None:
         """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""
         try:
-            sampled = await sample_group(
-                prompt,
-                self._sampling,
-                generators=self._roles.generators,
-                max_retries=self._config.rollout.max_retries,
-                tracker=self._tracker,
-            )
-            scored = await self._roles.rewards.score(sampled)
+            sampled = await self._rollouts.sample(prompt, self._sampling)
+            scored = await self._rollouts.score(sampled)
         except (GenerationError, RewardError) as error:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
                 raise

@@ -19,7 +19,8 @@ class RewardConfig(Section):
     num_workers: int = Field(2, ge=1, description="Reward worker processes.")
     cpus_per_worker: float = Field(0.25, gt=0, description="Ray CPUs that a worker reserves.")
     timeout_s: float = Field(60.0, gt=0, description="Longest scoring of one group, seconds.")
+    max_retries: int = Field(1, ge=0, description="Further tries of a group whose scoring failed.")
     on_error: Literal["stop", "drop"] = Field(
         "stop",
-        description="A reward function that fails stops the run, or drops the group and goes on.",
+        description="A group that cannot be scored stops the run, or is dropped.",
     )

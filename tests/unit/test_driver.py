@@ -104,6 +104,21 @@ async def test_a_group_that_keeps_failing_is_accounted_for_and_replaced() -> Non
     assert [text for kind, text in tracker.events if kind == "group failed"] == ["p:3@0: boom"]
 
 
+async def test_a_reward_that_failed_is_tried_again() -> None:
+    world = World()
+    tried: list[str] = []
+
+    def fails_once(uid: str) -> bool:
+        tried.append(uid)
+        return tried.count(uid) == 1
+
+    tracker = await run(make_config(), world, rewards=FakeRewards(world, poison=fails_once))
+    assert len(world.batches) == 4
+    assert {tried.count(uid) for uid in tried} == {2}
+    assert {kind for kind, _ in tracker.events} == {"scoring failed"}
+    assert tracker.steps[-1]["async/failed"] == 0
+
+
 async def test_a_failing_reward_stops_the_run_with_its_own_words() -> None:
     world = World()
     with pytest.raises(RewardError, match=r"reward function f: group p:.*member 0: NaN"):

@@ -69,6 +69,25 @@ async def test_surplus_stays_queued_and_the_staleness_bound_holds() -> None:
         assert tracker.ledgers[-1]["drawn"] == 20
 
 
+async def test_accepted_groups_are_trained_on_when_the_data_ends_before_the_step_is_full() -> None:
+    """The last groups of the data are one-sided: two accepted ones of three make the last step."""
+    config = make_config(
+        run={"num_steps": 4, "num_epochs": 1},
+        data={"shuffle": False},
+        rollout={"dynamic_sampling": True},
+    )
+    world = World()
+    tracker = await run(
+        config,
+        world,
+        num_prompts=10,
+        rewards=FakeRewards(world, one_sided=lambda uid: number(uid) >= 5),
+    )
+    assert world.batches == [["p:0@0", "p:1@0", "p:2@0"], ["p:3@0", "p:4@0"]]
+    assert tracker.ledgers[-1]["filtered"] == 5
+    assert [kind for kind, _ in tracker.events] == ["end of the data"]
+
+
 async def test_synchronous_dynamic_sampling_is_synchronous_to_the_token() -> None:
     _, tracker, trained = await run_with(sampling_config(max_staleness=0), every=2)
     assert trained == [f"p:{i}@0" for i in range(1, 30, 2)]

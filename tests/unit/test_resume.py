@@ -183,6 +183,31 @@ async def test_other_prompts_or_another_order_are_refused(
         make_driver(make_config(**{**SAVING, **changes}), World(), resume=state)
 
 
+async def test_what_was_evicted_or_failed_is_not_drawn_again() -> None:
+    """Else the prompt that wedged a step would wedge it again after each restart."""
+    config = make_config(
+        run={"num_steps": 4},
+        data={"shuffle": False},
+        checkpoint={"save_steps": 2},
+        rollout={"straggler": "evict", "straggler_s": 0.01, "max_retries": 0},
+    )
+    world = World()
+
+    async def delay(prompt: Prompt) -> None:
+        if prompt.uid == "p:1@0":
+            await asyncio.Event().wait()
+
+    def fail(prompt: Prompt, attempt: int) -> Exception | None:
+        return GenerationError("boom") if prompt.uid == "p:3@0" else None
+
+    await run(config, world, generators=FakeGenerators(world, delay=delay, fail=fail))
+    again, generators, tracker = await run_on(config, world.checkpoints[0])
+    assert not {"p:1@0", "p:3@0"} & generators.attempts.keys()
+    assert again.batches == world.batches[2:]
+    ledger = tracker.ledgers[-1]
+    assert (ledger["evicted"], ledger["failed"], ledger["trained"]) == (1, 1, 12)
+
+
 async def test_a_run_whose_steps_are_done_trains_nothing_more() -> None:
     config = make_config(**SAVING)
     world, _ = await saved_run(config)

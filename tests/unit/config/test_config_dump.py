@@ -74,6 +74,8 @@ def keep_the_rules(values: dict[str, dict[str, Any]]) -> None:
         learner["zero_stage"] = 3
     if loss.keys() & {"epsilon", "epsilon_high"}:
         loss["type"] = "dapo"
+    if rollout.get("oversample") is not None:
+        rollout["max_staleness"] = 8
 
 
 @st.composite
@@ -125,16 +127,17 @@ def test_flags_read_back_equal(config: Config) -> None:
 
 
 _NEW_VALUES = {"integer": "7", "number": "0.25", "string": "some/path"}
+_OTHER_VALUES = {"rollout.oversample": "1.25"}
 
 
 @pytest.mark.parametrize("key", [k for k in describe_keys() if k.nullable], ids=lambda k: k.name)
 def test_nullable_keys_take_a_value_and_null(key: Key, tmp_path: Path) -> None:
     required = {"model.name_or_path": "m", "data.train": "t", "loss.type": "dapo"}
     required |= {"data.max_prompt_length": "1", "rollout.max_completion_length": "1"}
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_config(load_config(None, required | {key.name: _NEW_VALUES[key.kind]})))
+    path, value = tmp_path / "config.yaml", _OTHER_VALUES.get(key.name, _NEW_VALUES[key.kind])
+    path.write_text(dump_config(load_config(None, required | {key.name: value})))
     section = getattr(load_config(path), key.section)
-    assert str(getattr(section, key.field)) == _NEW_VALUES[key.kind]
+    assert str(getattr(section, key.field)) == value
     section = getattr(load_config(path, {key.name: "null"}), key.section)
     assert getattr(section, key.field) is None
 

@@ -46,7 +46,7 @@ def test_every_section_class_is_exported() -> None:
         ("loss.epsilon", "a number or null", "null", "> 0, < 1"),
         ("learner.lora_target_modules", "a list of texts", '["all-linear"]', "not empty"),
         ("learner.deepspeed", "text or null", "null", "not empty"),
-        ("checkpoint.save_steps", "a whole number or null", "null", ">= 1"),
+        ("checkpoint.save_steps", "a whole number or null", "100", ">= 1"),
         ("cluster.device", "text", "auto", "one of auto, cpu, cuda"),
         ("data.train", "text", None, "not empty"),
         ("data.eval", "text or null", "null", ""),

@@ -298,7 +298,7 @@ class TestBounds:
             ("learner.minibatches_per_batch", "0", "0", "too small", ">= 1", "default 1"),
             ("loss.beta", "-1", "-1", "too small", ">= 0, <= 100", "default 0.0"),
             ("loss.epsilon", "1", "1", "too large", "> 0, < 1", "default null"),
-            ("checkpoint.save_steps", "0", "0", "too small", ">= 1", "default null"),
+            ("checkpoint.save_steps", "0", "0", "too small", ">= 1", "default 100"),
             (
                 "rollout.max_model_length",
                 "x",
@@ -431,6 +431,11 @@ class TestBounds:
                 {"data.max_prompt_length": 600, "learner.max_tokens_per_microbatch": 1000},
                 "learner.max_tokens_per_microbatch",
                 "= 1000 cannot hold one sequence of data.max_prompt_length = 600 and rollout.",
+            ),
+            (
+                {"rollout.oversample": 2.5},
+                "rollout.oversample",
+                "rollout.max_staleness = 1 versions late. Raise max_staleness to 2, or lower",
             ),
             (
                 {"rollout.max_completion_length": 20000},

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,23 +14,36 @@ from fakes import make_config
 from real_ray.config import Config, load_config
 from real_ray.errors import ConfigError
 from real_ray.tracking import RunDirectory
+from real_ray.tracking.lock import RunLock
+from real_ray.tracking.records import EarlierRecords
 
 
-def config_in(output_dir: Path | str, *, overwrite: bool = False) -> Config:
-    return make_config(run={"output_dir": str(output_dir), "name": "r", "overwrite": overwrite})
+def config_in(output_dir: Path | str, *, overwrite: bool = False, resume: str = "auto") -> Config:
+    return make_config(
+        run={"output_dir": str(output_dir), "name": "r", "overwrite": overwrite},
+        checkpoint={"resume": resume},
+    )
 
 
 def make_run(output_dir: Path, *, num_steps: int) -> RunDirectory:
+    """A run that has ended."""
     run = RunDirectory(config_in(output_dir))
     (run.logs / "worker.out").write_text("log")
     for step in range(1, num_steps + 1):
         with run.metrics.open("a") as file:
-            file.write(f'{{"step": {step}}}\n')
+            file.write(row_of(step))
+        (run.samples / f"step_{step:06d}.jsonl").write_text("{}\n")
+    run.close()
     return run
 
 
+def row_of(step: int) -> str:
+    return f'{{"step": {step}, "reward/mean": {step / 8}, "time/elapsed": {step * 10.0}}}\n'
+
+
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """What a directory holds, but the lock."""
+    return sorted(path.name for path in directory.iterdir() if path.name != ".lock")
 
 
 def test_holds_the_resolved_config(tmp_path: Path) -> None:
@@ -35,7 +52,7 @@ def test_holds_the_resolved_config(tmp_path: Path) -> None:
     assert run.path == tmp_path / "some" / "runs" / "r"
     assert names(run.path) == ["config.yaml", "logs", "samples"]
     assert load_config(run.path / "config.yaml") == config
-    for path in (run.metrics, run.events, run.samples, run.logs, run.reward_curve):
+    for path in (run.metrics, run.events, run.status, run.samples, run.logs, run.reward_curve):
         assert path.parent == run.path
 
 
@@ -54,13 +71,21 @@ class TestEarlierRun:
         with pytest.raises(ConfigError) as refused:
             RunDirectory(config_in(tmp_path))
         assert str(refused.value) == (
-            f"run.name: {tmp_path / 'r'} holds an earlier run. Choose another --run.name, or "
-            "replace it with --run.overwrite true"
+            f"run.name: {tmp_path / 'r'} holds an earlier run without a checkpoint to continue it "
+            "from. Choose another --run.name, or replace it with --run.overwrite true"
         )
-        assert run.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+        assert run.metrics.read_text() == row_of(1) + row_of(2)
+        assert names(run.logs) == ["worker.out"]
+
+    def test_may_be_continued_instead(self, tmp_path: Path) -> None:
+        make_run(tmp_path, num_steps=1)
+        config = config_in(tmp_path, resume="never")
+        with pytest.raises(ConfigError, match=r"continue that one with --checkpoint\.resume auto"):
+            RunDirectory(config)
 
     def test_is_replaced_on_demand(self, tmp_path: Path) -> None:
-        make_run(tmp_path, num_steps=2)
+        checkpoint = make_run(tmp_path, num_steps=2).path / "checkpoints" / "step_000002"
+        checkpoint.mkdir(parents=True)
         run = RunDirectory(config_in(tmp_path, overwrite=True))
         assert names(run.path) == ["config.yaml", "logs", "samples"]
         assert names(run.logs) == []
@@ -69,6 +94,122 @@ class TestEarlierRun:
     def test_is_replaced_if_it_recorded_no_step(self, tmp_path: Path) -> None:
         make_run(tmp_path, num_steps=0)
         assert names(RunDirectory(config_in(tmp_path)).logs) == []
+
+
+class TestContinuedRun:
+    """What was recorded after the checkpoint is made again."""
+
+    def event(self, kind: str, **data: object) -> str:
+        return json.dumps({"time": 1.0, "kind": kind, "text": "八", **data}) + "\n"
+
+    def test_later_steps_are_removed(self, tmp_path: Path) -> None:
+        earlier = make_run(tmp_path, num_steps=5)
+        for name in ("step_000003", "step_000004", "step_000004_1"):
+            (earlier.path / "bad_steps" / name).mkdir(parents=True)
+        run = RunDirectory(config_in(tmp_path), continued_after=3)
+        assert run.metrics.read_text() == row_of(1) + row_of(2) + row_of(3)
+        assert names(run.samples) == [f"step_00000{step}.jsonl" for step in (1, 2, 3)]
+        assert names(run.path / "bad_steps") == ["step_000003"]
+        assert names(run.logs) == ["worker.out"]
+        assert run.earlier.rewards == ((1, 0.125), (2, 0.25), (3, 0.375))
+        assert run.earlier.elapsed_s == 30.0
+
+    def test_the_config_is_that_of_now(self, tmp_path: Path) -> None:
+        make_run(tmp_path, num_steps=1)
+        config = config_in(tmp_path, overwrite=True)
+        assert load_config(RunDirectory(config, continued_after=1).config) == config
+
+    def test_events_stay(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path, num_steps=3)
+        text = "".join(
+            [
+                self.event("evaluation", policy_version=0, **{"eval/accuracy": 0.25}),
+                self.event("evaluation", policy_version=2, **{"eval/accuracy": 0.5}),
+                self.event("resumed"),
+                self.event("evaluation", policy_version=2, **{"eval/accuracy": 0.625}),
+                self.event("evaluation", policy_version=3, **{"eval/accuracy": 0.75}),
+            ]
+        )
+        run.events.write_text(text)
+        run = RunDirectory(config_in(tmp_path), continued_after=2)
+        assert run.events.read_text() == text
+        assert run.earlier.accuracy == ((0, 0.25), (2, 0.625))
+
+    @pytest.mark.parametrize(
+        "cut", ["{", '{"step": 3, "rew', '{"step": 3, "x": "\ud83d', "\0\0\0\0"]
+    )
+    def test_a_line_that_was_cut_is_dropped(self, tmp_path: Path, cut: str) -> None:
+        run = make_run(tmp_path, num_steps=2)
+        for file in (run.metrics, run.events):
+            with file.open("ab") as end:
+                end.write(cut.encode(errors="surrogatepass")[: len(cut)])
+        RunDirectory(config_in(tmp_path), continued_after=2).close()
+        assert run.metrics.read_text() == row_of(1) + row_of(2)
+        assert run.events.read_text() == ""
+
+    def test_a_line_that_lacks_only_its_end_is_kept(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path, num_steps=2)
+        run.metrics.write_text(row_of(1) + row_of(2).rstrip())
+        RunDirectory(config_in(tmp_path), continued_after=2).close()
+        assert run.metrics.read_text() == row_of(1) + row_of(2)
+
+    def test_a_step_without_a_finite_reward(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path, num_steps=1)
+        with run.metrics.open("a") as file:
+            file.write('{"step": 2, "reward/mean": null, "time/elapsed": 20.0}\n')
+        continued = RunDirectory(config_in(tmp_path), continued_after=2)
+        assert continued.earlier.rewards == ((1, 0.125),)
+        assert continued.earlier.elapsed_s == 20.0
+
+    @pytest.mark.parametrize("line", ["x", "5", "[]", "{}", '"kind"'])
+    def test_foreign_lines_are_named(self, tmp_path: Path, line: str) -> None:
+        run = make_run(tmp_path, num_steps=1)
+        text = row_of(1) + line + "\n" + row_of(2)
+        run.metrics.write_text(text)
+        with pytest.raises(
+            ConfigError, match=r"metrics\.jsonl:2: no record of real-ray"
+        ) as refused:
+            RunDirectory(config_in(tmp_path), continued_after=1)
+        assert "--checkpoint.resume never --run.overwrite true" in str(refused.value)
+        assert run.metrics.read_text() == text
+
+    def test_a_run_of_checkpoints_alone_can_be_continued(self, tmp_path: Path) -> None:
+        checkpoint = tmp_path / "r" / "checkpoints" / "step_000002"
+        checkpoint.mkdir(parents=True)
+        run = RunDirectory(config_in(tmp_path), continued_after=2)
+        assert run.earlier == EarlierRecords()
+        assert checkpoint.is_dir()
+
+
+class TestLock:
+    """A second process does not write into a run, nor remove it."""
+
+    @pytest.mark.parametrize("continued_after", [None, 1])
+    def test_one_at_a_time(self, tmp_path: Path, continued_after: int | None) -> None:
+        make_run(tmp_path, num_steps=2)
+        running = RunDirectory(config_in(tmp_path), continued_after=2)
+        config = config_in(tmp_path, overwrite=True)
+        with pytest.raises(ConfigError) as refused:
+            RunDirectory(config, continued_after=continued_after)
+        assert str(refused.value) == (
+            f"run.name: another process is running {running.path}. Wait for its end, stop it, or "
+            "choose another --run.name"
+        )
+        assert running.metrics.read_text() == row_of(1) + row_of(2)
+        running.close()
+        RunDirectory(config, continued_after=continued_after).close()
+
+    def test_a_killed_process_holds_none(self, tmp_path: Path) -> None:
+        code = (
+            "import os, signal\n"
+            "from pathlib import Path\n"
+            "from real_ray.tracking.lock import RunLock\n"
+            f"lock = RunLock(Path({str(tmp_path / '.lock')!r}))\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        killed = subprocess.run([sys.executable, "-c", code], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        RunLock(tmp_path / ".lock").release()
 
 
 class TestOtherFiles:
@@ -85,7 +226,7 @@ class TestOtherFiles:
             "--run.name or --run.output_dir"
         )
         assert mine.read_text() == "mine"
-        assert names(mine.parent) == [name]
+        assert [path.name for path in mine.parent.iterdir()] == [name]
 
     def test_may_lie_beside_it(self, tmp_path: Path) -> None:
         other = make_run(tmp_path, num_steps=1).path.rename(tmp_path / "other")
