@@ -42,16 +42,17 @@ class Evaluator:
         )
 
     def is_due(self, policy_version: int) -> bool:
-        """Before the first step, and after every `eval.every` steps; not twice for a version."""
+        """Before the first step, and after every `eval.every` steps."""
         config = self._config.eval
         if policy_version == 0:
-            asked = config.at_start
-        else:
-            asked = config.every is not None and policy_version % config.every == 0
-        return asked and policy_version != self.evaluated_version
+            return config.at_start
+        return config.every is not None and policy_version % config.every == 0
 
     def start(self, policy_version: int, tasks: asyncio.TaskGroup) -> None:
-        """Evaluate the weights that are in the generators; to be finished before they change."""
+        """Evaluate the weights that are in the generators; to be finished before they change.
+
+        Nothing happens if that version has been evaluated.
+        """
         if self._prompts and policy_version != self.evaluated_version:
             self._running = tasks.create_task(self._evaluate(policy_version), name="evaluation")
 

@@ -25,7 +25,7 @@ from real_ray.errors import (
     StalenessError,
     SyncError,
 )
-from real_ray.types import Prompt, RolloutTicket, SyncReport, TrainResult
+from real_ray.types import Prompt, RolloutTicket, SampledTicket, SyncReport, TrainResult
 
 
 async def test_each_step_trains_then_broadcasts_then_goes_on() -> None:
@@ -40,6 +40,26 @@ async def test_each_step_trains_then_broadcasts_then_goes_on() -> None:
     for key in ("reward/mean", "real/two_sided", "async/staleness_max", "time/generate"):
         assert key in tracker.steps[0]
     assert {"time/train", "time/sync"} <= tracker.steps[0].keys()
+    assert [counts["trained"] for counts in tracker.ledgers] == [3, 6, 9, 9]
+
+
+async def test_the_ledger_adds_up_whatever_the_groups_are_doing() -> None:
+    class SlowRewards(FakeRewards):
+        async def score(self, group: SampledTicket) -> RolloutTicket:
+            for _ in range(15):
+                await asyncio.sleep(0)
+            return await super().score(group)
+
+    world = World()
+    tracker = await run(
+        make_config(run={"num_steps": 12}, rollout={"max_staleness": 3}),
+        world,
+        generators=FakeGenerators(world, delay=jitter(0)),
+        rewards=SlowRewards(world),
+    )
+    for counts in tracker.ledgers:
+        assert counts["drawn"] == sum(counts.values()) - counts["drawn"]
+    assert {counts["in flight"] for counts in tracker.ledgers[:-1]} > {0}
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 8])
