@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from actors.buffered_groups import write_groups
 from actors.checkpoint_files import (
+    DRIVER,
     FACTS,
     MODEL,
+    RANDOM,
     STATE,
     UNIVERSAL,
     CheckpointFacts,
@@ -23,6 +26,7 @@ from actors.checkpoint_files import (
     partial_of,
     read_facts,
     read_parameters,
+    remove_older,
 )
 from actors.universal import (
     convert_to_universal,
@@ -30,10 +34,21 @@ from actors.universal import (
     repair_optimizer,
     universal_checkpoint_info,
 )
+from real_ray.checkpoint import DriverState, to_json
 from real_ray.errors import CheckpointError, LearnerError
+from real_ray.types import RolloutGroup
 
 
-def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any) -> None:
+def save(
+    engine: Any,
+    directory: Path,
+    *,
+    facts: CheckpointFacts,
+    tokenizer: Any,
+    driver: DriverState,
+    groups: Sequence[RolloutGroup] = (),
+    save_total_limit: int | None = None,
+) -> None:
     """Write a checkpoint; all ranks together, to a file system that they share.
 
     It appears under its name when it is complete. One that is there already under this name is
@@ -42,6 +57,8 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
     Args:
         engine: a `DeepSpeedEngine` whose module has the Hugging Face model as ``model``.
         directory: the checkpoint; its parents are created.
+        groups: on rank 0, the groups of ``driver.buffered`` in its order.
+        save_total_limit: then keep so many with this one; None: all.
 
     Raises:
         LearnerError: it cannot be written.
@@ -52,17 +69,23 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
         _write_model_files(engine.module.model, partial / MODEL, facts, tokenizer)
         for script in partial.glob("*.py"):
             script.unlink()  # DeepSpeed's converters; `real-ray export` does their work
-        num_shards = len(list((partial / STATE).glob("*_optim_states.pt")))
-        if facts.zero_stage > 0 and num_shards != facts.world_size:
+        num_ranks = len(list((partial / RANDOM).iterdir()))
+        if num_ranks != facts.world_size:
             raise LearnerError(
-                f"{directory} has the optimiser state of {num_shards} of {facts.world_size} "
-                "learner ranks: all nodes must see it at the same path. Put the run directory on "
-                "a shared file system"
+                f"{directory} has the state of {num_ranks} of {facts.world_size} learner ranks: "
+                "all nodes must see it at the same path. Put the run directory on a shared file "
+                "system"
             )
+        (partial / DRIVER).write_text(to_json(driver), encoding="utf-8")
+        numbers = [buffered.number for buffered in driver.buffered]
+        write_groups(partial, dict(zip(numbers, groups, strict=True)))
         complete(directory, facts=facts, parameters=_parameter_shapes(engine))
+        if save_total_limit is not None:
+            remove_older(directory, keep=save_total_limit)
 
     try:
         _on_rank_0(lambda: begin(directory))
+        _save_random_state(partial / RANDOM)
         with _frozen_left_out(engine.module, enabled=facts.lora_rank > 0):
             engine.save_checkpoint(
                 str(partial),
@@ -84,9 +107,10 @@ def save(engine: Any, directory: Path, *, facts: CheckpointFacts, tokenizer: Any
 def load(engine: Any, directory: Path, *, facts: CheckpointFacts) -> CheckpointFacts:
     """Bring a fresh engine into the state of a checkpoint; all ranks together.
 
-    With as many ranks as saved it, and at ZeRO stage 0, training goes on to the bit. Another number
-    of ranks goes through `convert_to_universal`, on rank 0, while the others wait within the
-    time-out of the process group.
+    With as many ranks as saved it training goes on to the bit, random numbers included. Another
+    number of ranks keeps its own random numbers, and above ZeRO stage 0 it goes through
+    `convert_to_universal`: on rank 0 while the others wait within the time-out of the process
+    group, unless `prepare` has done it before.
 
     Args:
         engine: built with `deepspeed_checkpoint_config` merged into its config, not yet trained.
@@ -112,7 +136,28 @@ def load(engine: Any, directory: Path, *, facts: CheckpointFacts) -> CheckpointF
     )
     if universal:
         repair_optimizer(engine.optimizer.optimizer, directory / UNIVERSAL)
+    if saved.world_size == dist.get_world_size():
+        _load_random_state(directory / RANDOM)
     return saved
+
+
+def _save_random_state(directory: Path) -> None:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save(state, _random_state_file(directory))
+
+
+def _load_random_state(directory: Path) -> None:
+    state = torch.load(_random_state_file(directory), weights_only=True)
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _random_state_file(directory: Path) -> Path:
+    return directory / f"rank_{dist.get_rank()}.pt"
 
 
 def _check_parameters(engine: Any, directory: Path) -> None:

@@ -4,7 +4,10 @@ A checkpoint is a directory:
 
 ==================  ============================================================================
 ``checkpoint.json``  `CheckpointFacts`, shapes of the trained parameters, size of every file
+``driver.json``      `DriverState`: which prompts are done, and which groups are buffered
+``groups/``          the buffered groups, a file each
 ``deepspeed/``       DeepSpeed's state: weights, master weights, optimiser, schedule
+``random/``          state of the random number generators of each rank
 ``model/``           Hugging Face config, tokenizer, and the adapter's config with LoRA; no weights
 ``universal/``       made from ``deepspeed/`` when another number of ranks loads it
 ==================  ============================================================================
@@ -15,6 +18,7 @@ With LoRA the frozen base model is not in it: it is loaded again from where it c
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -26,8 +30,11 @@ import real_ray
 from real_ray.errors import CheckpointError
 
 STATE, MODEL, UNIVERSAL = "deepspeed", "model", "universal"
-FACTS = "checkpoint.json"
-_FORMAT = 1
+GROUPS, RANDOM = "groups", "random"
+FACTS, DRIVER = "checkpoint.json", "driver.json"
+_FORMAT = 2
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,23 +166,71 @@ def resolve(path: Path) -> Path:
     _finish_replacing(path)
     if (path / FACTS).is_file() or not (path / "checkpoints").is_dir():
         return path
-    found = [
-        (int(entry.name.removeprefix("step_")), entry)
-        for entry in (path / "checkpoints").glob("step_*")
-        if entry.name.removeprefix("step_").isdecimal()
-    ]
+    found = _by_number(path / "checkpoints")
     if not found:
         raise CheckpointError(
             f"{path / 'checkpoints'} has no checkpoint step_N: set checkpoint.save_steps to have "
             "a run save some"
         )
-    return max(found)[1]
+    return found[max(found)]
+
+
+def newest_complete(run_directory: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, if it has one; warn of newer damaged ones."""
+    found = _by_number(run_directory / "checkpoints")
+    for number in sorted(found, reverse=True):
+        try:
+            read_facts(found[number])
+        except CheckpointError as error:
+            logger.warning("checkpoint left out: %s", error)
+        else:
+            return found[number]
+    return None
+
+
+def remove_older(directory: Path, *, keep: int) -> None:
+    """Remove the oldest complete checkpoints beside a new one, so that ``keep`` are left with it.
+
+    Damaged and newer ones stay. What cannot be removed stays with a warning.
+    """
+    for left in directory.parent.glob(".step_*.removed"):  # by a run that died meanwhile
+        shutil.rmtree(left, ignore_errors=True)
+    found = _by_number(directory.parent)
+    own = next(number for number, path in found.items() if path == directory)
+    older = [found[n] for n in sorted(found) if n < own and _is_complete(found[n])]
+    for path in older[: max(0, len(older) + 1 - keep)]:
+        # At once, so that none is ever there in part.
+        removed = path.with_name(f".{path.name}.removed")
+        try:
+            path.rename(removed)
+            shutil.rmtree(removed)
+        except OSError as error:
+            logger.warning("the checkpoint %s cannot be removed: %s", path, error)
 
 
 def sync_to_disk(directory: Path) -> None:
     """Force a directory with all that is in it to disk, so that a rename cannot get ahead of it."""
     for path in [*directory.rglob("*"), directory]:
         _fsync(path)
+
+
+def _by_number(checkpoints: Path) -> dict[int, Path]:
+    """The checkpoints ``step_N`` of a run by N, whatever state they are in."""
+    for aside in checkpoints.glob(".step_*.replaced"):
+        _finish_replacing(checkpoints / aside.name.removeprefix(".").removesuffix(".replaced"))
+    return {
+        int(entry.name.removeprefix("step_")): entry
+        for entry in checkpoints.glob("step_*")
+        if entry.name.removeprefix("step_").isdecimal()
+    }
+
+
+def _is_complete(directory: Path) -> bool:
+    try:
+        read_facts(directory)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _content(directory: Path) -> dict[str, Any]:

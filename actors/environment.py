@@ -17,7 +17,7 @@ def engine_env(device: Device) -> dict[str, str]:
     env = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     if device == "cpu":
         # Bound threads would fight with the learner's for the same cores.
-        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env()}
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **_openmp_env(), **_KEEP_FREED_MEMORY}
     return env
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,19 @@ class Fleet:
         self._learners: list[Any] = []
         self._rewards: RayRewardPool | None = None
 
-    async def start(self, *, probe: Prompt) -> Roles:
+    async def start(
+        self, *, probe: Prompt, checkpoint: Path | None = None, policy_version: int = 0
+    ) -> Roles:
         """Start everything and connect learner and generators.
 
         Args:
             probe: the prompt whose greedy completion verifies each weight sync.
+            checkpoint: that the learner goes on from; `prepare` it first.
+            policy_version: of the checkpoint.
 
         Raises:
             ResourceError: the actors are not placed within `cluster.start_timeout_s`.
+            CheckpointError: the checkpoint is damaged, or does not fit the config.
             RunError: an actor does not start.
         """
         config = self._config
@@ -85,7 +91,7 @@ class Fleet:
                 bundle,
                 group,
                 0,
-                self._engine_spec(index),
+                self._engine_spec(index, policy_version),
                 env=engine_env(self._device),
                 max_concurrency=1000,  # an async actor: one coroutine a group
             )
@@ -105,13 +111,18 @@ class Fleet:
         )
         starting = {
             **{
-                f"learner-{i}": actor.start.remote(address, port)
+                f"learner-{i}": actor.start.remote(address, port, checkpoint and str(checkpoint))
                 for i, actor in enumerate(self._learners)
             },
             **{f"generator-{i}": actor.start.remote() for i, actor in enumerate(self.generators)},
         }
         await replies(list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late)
-        learner = RayLearnerGroup(self._learners, config=config.learner, loss=config.loss)
+        learner = RayLearnerGroup(
+            self._learners,
+            config=config.learner,
+            loss=config.loss,
+            save_total_limit=config.checkpoint.save_total_limit,
+        )
         await self._connect(learner)
         generators = RayGeneratorPool(self.generators, timeout_s=config.rollout.timeout_s)
         return Roles(
@@ -250,7 +261,7 @@ class Fleet:
             return "nccl" if self._device == "cuda" else "gloo"
         return self._config.sync.backend
 
-    def _engine_spec(self, index: int) -> EngineSpec:
+    def _engine_spec(self, index: int, policy_version: int) -> EngineSpec:
         config, rollout, learner = self._config, self._config.rollout, self._config.learner
         cpu = self._device == "cpu"
         return EngineSpec(
@@ -259,7 +270,7 @@ class Fleet:
             trust_remote_code=config.model.trust_remote_code,
             device=self._device,
             dtype=learner.dtype if rollout.dtype == "auto" else rollout.dtype,
-            seed=config.run.seed + index,
+            seed=_engine_seed(config.run.seed, index, policy_version),
             max_model_length=config.max_model_length,
             tensor_parallel_size=rollout.tensor_parallel_size,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
@@ -283,10 +294,15 @@ class Fleet:
             device=self._device,
             seed=config.run.seed,
             num_threads=config.learner.num_threads,
-            num_steps=config.run.num_steps * config.learner.minibatches_per_batch,
+            num_steps=config.num_steps * config.learner.minibatches_per_batch,
             run_directory=str(config.run.directory),
             temperature=config.rollout.temperature,
             config=config.learner,
             loss=config.loss,
             deepspeed=deepspeed_config(config.learner),
         )
+
+
+def _engine_seed(*parts: int) -> int:
+    """Another one for each generator, and for each version that a run goes on from."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])

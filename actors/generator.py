@@ -48,6 +48,8 @@ class GeneratorActor:
         spec = self._spec
         if spec.device == "cpu":  # for the engine's processes; Ray allows an actor one thread
             os.environ["OMP_NUM_THREADS"] = str(spec.num_threads or num_cores())
+            if spec.enforce_eager:  # vLLM's sampler would still have some functions compiled
+                os.environ["TORCHDYNAMO_DISABLE"] = "1"
         self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=spec.model,
@@ -68,6 +70,7 @@ class GeneratorActor:
                 generation_config="vllm",
                 weight_transfer_config={"backend": spec.sync_backend},
                 **_lora_arguments(spec),
+                **_cpu_arguments(spec),
                 disable_log_stats=True,
             )
         )
@@ -221,6 +224,23 @@ class GeneratorActor:
     async def shutdown(self) -> None:
         """Stop the engine's processes."""
         await asyncio.to_thread(self._engine.shutdown)
+
+
+def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Arguments that vLLM's defaults for CPUs do not suit."""
+    if spec.device != "cpu":
+        return {}
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    arguments: dict[str, Any] = {
+        # Of prompts only whole blocks are shared by a group. By default they have 128 tokens.
+        "block_size": 32,
+    }
+    if spec.tensor_parallel_size == 1:
+        # The model runs in the process of the scheduler. A second process and the first would wait
+        # for each other by polling, on cores that the learner needs.
+        arguments["distributed_executor_backend"] = UniProcExecutor
+    return arguments
 
 
 def _lora_arguments(spec: EngineSpec) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from actors.reference import build_reference
 from actors.requests import layout_of
 from actors.train_batch import BatchTrainer
 from actors.universal import deepspeed_checkpoint_config
+from real_ray.checkpoint import from_json
 from real_ray.policy import Policy, check_layout, load_policy, one_sequence
 from real_ray.policy.lora import add_lora
 from real_ray.types import FloatArray, IntArray, RolloutGroup
@@ -171,17 +172,32 @@ class LearnerActor:
             self._engine.module.model.save_pretrained(directory, state_dict=state)
             self._tokenizer().save_pretrained(directory)
 
-    def save_checkpoint(self, directory: str, policy_version: int) -> None:
-        """Write all that training needs to go on; all ranks together, to a shared file system.
+    def save_checkpoint(
+        self,
+        directory: str,
+        state: str,
+        *groups: RolloutGroup,
+        save_total_limit: int | None = None,
+    ) -> None:
+        """Write all that a run needs to go on; all ranks together, to a shared file system.
+
+        Args:
+            state: a `DriverState` as JSON.
+            groups: on rank 0, its buffered groups, in its order.
+            save_total_limit: `checkpoint.save_total_limit`.
 
         Raises:
             LearnerError: it cannot be written.
         """
+        driver = from_json(state, place=directory)
         save(
             self._engine,
             Path(directory),
-            facts=self._facts(policy_version),
+            facts=self._facts(driver.policy_version),
             tokenizer=self._tokenizer(),
+            driver=driver,
+            groups=groups,
+            save_total_limit=save_total_limit,
         )
 
     def _facts(self, policy_version: int) -> CheckpointFacts:

@@ -12,6 +12,7 @@ import ray
 from actors.protocol import TrainedBatch
 from actors.replies import replies, reply
 from actors.requests import rank_work
+from real_ray.checkpoint import DriverState, to_json
 from real_ray.config import LearnerConfig, LossConfig
 from real_ray.errors import ActorDiedError, GenerationError, LearnerError, RewardError
 from real_ray.partial_metrics import PartialMetrics
@@ -30,15 +31,18 @@ class RayGeneratorPool:
         index = min(range(len(self._running)), key=self._running.__getitem__)
         self._running[index] += sampling.n
         name = f"generator-{index}"
+        late = GenerationError(
+            f"group {prompt.uid}: {name} did not finish it within {self._timeout_s:g} s "
+            "(rollout.timeout_s)"
+        )
+        ticket, group = (
+            self._generators[index].generate.options(num_returns=2).remote(prompt, sampling)
+        )
         try:
-            ticket, group = (
-                self._generators[index].generate.options(num_returns=2).remote(prompt, sampling)
-            )
-            late = GenerationError(
-                f"group {prompt.uid}: {name} did not finish it within {self._timeout_s:g} s "
-                "(rollout.timeout_s)"
-            )
             meta = await reply(ticket, who=name, timeout_s=self._timeout_s, late=late)
+        except BaseException:
+            ray.cancel(ticket)  # or the engine would go on with what nobody waits for
+            raise
         finally:
             self._running[index] -= sampling.n
         result: SampledTicket = dataclasses.replace(meta, ref=group)
@@ -46,7 +50,11 @@ class RayGeneratorPool:
 
 
 class RayRewardPool:
-    """Gives each group to an idle reward worker; one that overruns or dies is replaced."""
+    """Gives each group to an idle reward worker.
+
+    One that dies is replaced, and so is one that still computes when its time is over or its caller
+    was cancelled.
+    """
 
     def __init__(
         self,
@@ -79,6 +87,9 @@ class RayRewardPool:
             rewards, seconds = await reply(
                 summary, who=f"reward-{index}", timeout_s=self.timeout_s, late=late
             )
+        except asyncio.CancelledError:
+            self._replace(index)
+            raise
         except ActorDiedError as error:
             self._replace(index)
             raise RewardError(f"{where}: the worker's process died: {error}") from error
@@ -94,10 +105,22 @@ class RayRewardPool:
 
 
 class RayLearnerGroup:
-    """All ranks of the learner as one."""
+    """All ranks of the learner as one.
 
-    def __init__(self, ranks: Sequence[Any], *, config: LearnerConfig, loss: LossConfig) -> None:
+    Args:
+        save_total_limit: `checkpoint.save_total_limit`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Any],
+        *,
+        config: LearnerConfig,
+        loss: LossConfig,
+        save_total_limit: int | None = None,
+    ) -> None:
         self.ranks = list(ranks)
+        self._save_total_limit = save_total_limit
         self._names = [f"learner-{rank}" for rank in range(len(self.ranks))]
         self._config = config
         self._loss = loss
@@ -127,10 +150,20 @@ class RayLearnerGroup:
     async def save(self, directory: str) -> None:
         await self.call("save", [rank.save.remote(directory) for rank in self.ranks])
 
-    async def save_checkpoint(self, directory: str, *, policy_version: int) -> None:
+    async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+        text = to_json(state)
+        groups = [buffered.group.ref for buffered in state.buffered]  # rank 0 writes them
         await self.call(
             "checkpoint",
-            [rank.save_checkpoint.remote(directory, policy_version) for rank in self.ranks],
+            [
+                rank.save_checkpoint.remote(
+                    directory,
+                    text,
+                    *(groups if index == 0 else ()),
+                    save_total_limit=self._save_total_limit,
+                )
+                for index, rank in enumerate(self.ranks)
+            ],
         )
 
     async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,11 +38,15 @@ def rank_work(
 ) -> list[RankWork]:
     """Split a batch into optimiser steps, in its order, and each of these over the ranks.
 
+    Steps have equally many groups, or in a smaller last batch of a run one more or less. There are
+    `learner.minibatches_per_batch` of them, or fewer rather than one without a group.
+
     Raises:
         GroupError: a sequence is longer than `learner.max_tokens_per_microbatch`.
     """
-    size = len(batch) // learner.minibatches_per_batch
-    parts = [batch[first : first + size] for first in range(0, len(batch), size)]
+    num_parts = min(learner.minibatches_per_batch, len(batch))
+    bounds = [part * len(batch) // num_parts for part in range(num_parts + 1)]
+    parts = [batch[first:end] for first, end in itertools.pairwise(bounds)]
     plans = [
         plan_step(
             [_shape(group) for group in part],
@@ -66,7 +71,7 @@ def rank_work(
             positions=tuple(positions),
         )
         work.append(
-            RankWork(request=request, groups=tuple(p.step * size + p.group for p in positions))
+            RankWork(request=request, groups=tuple(bounds[p.step] + p.group for p in positions))
         )
     return work
 

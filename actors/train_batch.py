@@ -34,7 +34,8 @@ class BatchTrainer:
         all micro-batches: log-probs -> share of the loss, by the scores -> backward
         at the end:        optimiser step, or none if the gradient is not finite
 
-    Before the first backward pass the ranks add up the scores of cut groups.
+    Before the first backward pass the ranks add up the scores of cut groups. Groups without a
+    gradient, as those of one class, have log-probs for the metrics, but no graph and no backward.
 
     Args:
         engine: around a `Policy`.
@@ -109,12 +110,26 @@ class BatchTrainer:
         is_whole = torch.ones(len(known), dtype=torch.bool, device=self._device)
         is_whole[list(step.cut)] = False
         parts: list[PartialMetrics] = []
-        for index, microbatch in enumerate(step.microbatches):
-            self._engine.set_gradient_accumulation_boundary(index == len(step.microbatches) - 1)
+
+        def run_forward(microbatch: Microbatch) -> _Forward:
             forward = self._forward(microbatch, run, self._reference)
             members = forward.members
-            found = members.scores().detach()
-            scores[members.group, members.index] = found
+            scores[members.group, members.index] = members.scores().detach()
+            if policy_version is not None:
+                parts.append(forward.token_metrics(policy_version))
+            return forward
+
+        for index, (microbatch, idle) in enumerate(self._passes(run)):
+            self._engine.set_gradient_accumulation_boundary(index == len(step.microbatches) - 1)
+            idle_loss = torch.zeros(())
+            if idle:
+                with torch.no_grad():
+                    members = run_forward(idle).members
+                    idle_loss, part = self._loss.share(members, table, known)
+                parts.append(part)
+            forward = run_forward(microbatch)
+            members = forward.members
+            found = scores[members.group, members.index]
             if index == 0:
                 known[members.group, members.index] = found
                 if self._needs_scores(step):
@@ -133,16 +148,30 @@ class BatchTrainer:
                 )
                 loss = loss + self._spec.loss.beta * divergence
                 parts.append(part)
-            if policy_version is not None:
-                parts.append(forward.token_metrics(policy_version))
             # DeepSpeed averages the gradients of the ranks; here they add up.
-            loss = poison_unless_finite(loss * self._spec.world_size)
+            loss = poison_unless_finite((loss + idle_loss) * self._spec.world_size)
             self._engine.backward(loss, scale_wrt_gas=False)
         outcome = optimizer_step(self._engine)
         dist.all_reduce(scores)  # each member is on one rank
         if self._spec.rank == 0:
             parts.append(self._step_metrics(run.step, table, scores, outcome))
         return PartialMetrics.merge(parts), scores, outcome
+
+    def _passes(self, run: _StepRun) -> list[tuple[Microbatch, Microbatch]]:
+        """Each micro-batch in two: slices with a gradient, and slices of groups without one."""
+        step, spec = run.step, self._spec
+        # The KL term has a gradient everywhere. Under ZeRO-3 all ranks run equally many passes.
+        if spec.loss.beta > 0 or (spec.config.zero_stage == 3 and spec.world_size > 1):
+            return [(microbatch, ()) for microbatch in step.microbatches]
+        scores = torch.zeros(step.rewards.shape, device=self._device)
+        trains = (self._loss.weights(scores, self._table(step)) != 0).any(dim=1).tolist()
+        return [
+            (
+                tuple(part for part in microbatch if trains[part.group]),
+                tuple(part for part in microbatch if not trains[part.group]),
+            )
+            for microbatch in step.microbatches
+        ]
 
     def _needs_scores(self, step: OptimiserStep) -> bool:
         """Whether a share of the loss depends on scores of other micro-batches."""
@@ -164,10 +193,11 @@ class BatchTrainer:
     @torch.no_grad()
     def _record_proximal(self, run: _StepRun) -> None:
         """Keep the log-probs of a step's completion tokens under the current policy."""
-        for microbatch in run.step.microbatches:
-            inputs, tokens = self._lay_out(microbatch, run)
-            logprobs, _ = self._engine(inputs, self._spec.temperature)
-            run.proximal[microbatch] = logprobs[: len(tokens.row)]
+        for microbatch, idle in self._passes(run):
+            for chosen in (microbatch, idle) if idle else (microbatch,):
+                inputs, tokens = self._lay_out(chosen, run)
+                logprobs, _ = self._engine(inputs, self._spec.temperature)
+                run.proximal[chosen] = logprobs[: len(tokens.row)]
 
     def _forward(
         self, microbatch: Microbatch, run: _StepRun, reference: PolicyCall | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ def deepspeed_checkpoint_config(directory: Path, world_size: int) -> dict[str, A
     return {}
 
 
+def prepare(directory: Path, num_ranks: int) -> None:
+    """Do beforehand, in this process, what so many ranks would wait for while they load it.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete.
+        LearnerError: it cannot be converted.
+    """
+    if needs_conversion(read_facts(directory), num_ranks):
+        # DeepSpeed, imported for this, looks for GPUs and prints that it found none.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        convert_to_universal(directory)
+
+
 def universal_checkpoint_info() -> dict[str, Any]:
     """What ds_to_universal wants to find in a checkpoint of ZeRO 1 and 2."""
     from deepspeed.checkpoint import constants
@@ -42,7 +56,7 @@ def convert_to_universal(directory: Path) -> Path:
     """Make ``universal/`` of a checkpoint, once: state by parameter, for any number of ranks.
 
     One process, without a process group; about twice the time and the space of the optimiser
-    state. A launcher may call it before the ranks are started, so that none of them waits for it.
+    state.
 
     Raises:
         CheckpointError: the checkpoint is incomplete.

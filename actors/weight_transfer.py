@@ -42,6 +42,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from actors import float_head
 from actors.node import listen
 
 BACKEND = "gloo"
@@ -55,6 +56,7 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
     with contextlib.suppress(ValueError):
         WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerWeightTransferEngine)
+    float_head.register()
 
 
 def _die_with_parent() -> None:
@@ -115,6 +117,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         for layer in self.model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
+            elif isinstance(layer, float_head.FloatHead):
+                layer.weights_changed()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # The base class synchronises the accelerator afterwards; there is none.

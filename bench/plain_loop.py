@@ -28,11 +28,11 @@ class PlainLoop:
         torch.manual_seed(settings.seed)
         self._settings = settings
         self._stopwatch = stopwatch
-        self._model = AutoModelForCausalLM.from_pretrained(
+        self.model = AutoModelForCausalLM.from_pretrained(
             settings.model, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
         ).to(settings.device)
-        self._model.train()
-        self._parameters = list(self._model.parameters())
+        self.model.train()
+        self._parameters = list(self.model.parameters())
         self._masters = (
             self._parameters
             if settings.dtype == "float32"
@@ -70,7 +70,7 @@ class PlainLoop:
             old_logprobs[row, : len(logprobs)] = logprobs
         device = self._settings.device
         input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
-        output = self._model(
+        output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             logits_to_keep=width + 1,

@@ -174,11 +174,13 @@ class Driver:
             late_s, self._tracker.event, "straggler", f"{late}, {rollout.straggler}"
         )
         try:
-            async with asyncio.timeout(late_s if evicts else None):
+            async with asyncio.timeout(late_s if evicts else None) as deadline:
                 sampled = await self._rollouts.sample(draw.prompt, self._sampling)
                 self._buffer.generated(uid)
                 group = await self._rollouts.score(sampled)
         except TimeoutError:
+            if not deadline.expired():
+                raise
             self._drop(uid, Outcome.EVICTED, RunError(late))
             return
         except (GenerationError, RewardError) as error:

@@ -66,8 +66,9 @@ def _facts(prompts: Sequence[Prompt], config: Config) -> str:
 def _run_facts(config: Config, *, num_prompts: int) -> str:
     per_step = config.learner.prompts_per_step
     num_steps, num_generations = config.num_steps, config.rollout.num_generations
+    size = f"{_count(per_step, 'prompt')} x {num_generations} completions"
     facts = [
-        f"{num_steps} steps of {per_step} prompts x {num_generations} completions",
+        f"{_count(num_steps, 'step')} of {size}",
         f"{num_steps * per_step / num_prompts:.3g} passes over the training prompts"
         if config.num_epochs is None
         else f"at most {_count(config.num_epochs, 'epoch')} of the training prompts",

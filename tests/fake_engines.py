@@ -15,14 +15,20 @@ from real_ray.types import Prompt, SampledTicket, Sampling
 class Engine:
     """An async actor as `GeneratorActor` is one. Prompts say what becomes of them by their text."""
 
-    def __init__(self, *, fails: str = "") -> None:
-        self._fails = fails
+    def __init__(self) -> None:
+        self._fails = ""
         self._running: set[str] = set()
+        self._last = ""
         self._paused = False
         self._version = -1
         self._changed = asyncio.Condition()
 
+    async def fail(self, at: str) -> None:
+        """From now on; "" is nowhere."""
+        self._fails = at
+
     async def generate(self, prompt: Prompt, _: Sampling) -> tuple[SampledTicket, str]:
+        self._last = prompt.uid
         await self._change(lambda: self._running.add(prompt.uid))
         try:
             if prompt.text == "never ends":
@@ -37,6 +43,10 @@ class Engine:
         """Wait until exactly these are generated."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._running == set(uids))
+
+    async def last(self) -> str:
+        """The group that it got last."""
+        return self._last
 
     async def _change(self, change: Any) -> None:
         async with self._changed:
@@ -65,21 +75,25 @@ class Engine:
 class Rank:
     """A learner rank that sends, or does not."""
 
-    def __init__(self, engines: list[Any], *, fails: str = "") -> None:
+    def __init__(self, engines: list[Any]) -> None:
         self._engines = engines
-        self._fails = fails
-        self._sending = asyncio.Event()
+        self._fails = ""
+        self._hanging = asyncio.Event()
+
+    async def fail(self, how: str) -> None:
+        """From now on; "" is not."""
+        self._fails = how
 
     async def send_weights(self, policy_version: int) -> SentWeights:
-        self._sending.set()
         if self._fails == "raises":
             raise SyncError("generator-1 could not receive the weights")
         if self._fails == "raises what nobody expects":
             raise ZeroDivisionError
         if self._fails == "hangs":
+            self._hanging.set()
             await asyncio.Event().wait()
         await asyncio.gather(*(engine.load.remote(policy_version) for engine in self._engines))
         return SentWeights(num_tensors=1, num_bytes=4)
 
-    async def until_sending(self) -> None:
-        await self._sending.wait()
+    async def until_hanging(self) -> None:
+        await self._hanging.wait()

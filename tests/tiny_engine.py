@@ -1,4 +1,4 @@
-"""A small vLLM engine on CPU, in float32."""
+"""A small vLLM engine on CPU, in float32, and a generator that lets a test see into its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from actors.generator import GeneratorActor
 from actors.protocol import EngineSpec
 
 
@@ -31,3 +32,19 @@ def engine_spec(model: Path, **changes: Any) -> EngineSpec:
         lora_target_modules=(),
     )
     return dataclasses.replace(spec, **changes)
+
+
+class WatchedGenerator(GeneratorActor):
+    """Tells whether its engine has anything to do, and changes how it takes new weights."""
+
+    async def set_in_flight_updates(self, in_flight_updates: bool) -> None:
+        self._spec = dataclasses.replace(self._spec, in_flight_updates=in_flight_updates)
+
+    async def until_busy(self) -> None:
+        while not await self.is_busy():
+            pass
+
+    async def is_busy(self) -> bool:
+        """Whether the engine has a request. One that has does a step before it answers."""
+        busy: bool = await self._engine.engine_core.call_utility_async("has_work")
+        return busy or bool(self._engine.output_processor.request_states)

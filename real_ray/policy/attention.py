@@ -6,7 +6,9 @@ reads a `Segments` from the keyword arguments of the model's forward call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,10 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from real_ray.errors import ModelError
+from real_ray.policy.products import bfloat16_factors
 
 SEGMENTS = "real_ray_segments"
 
 _BLOCK_TOKENS = 192  # up to here one masked product is faster than one product a segment
+_FULL_TOKENS = 64  # a block of as many takes no more segments that see nothing of it
+_PLAIN_SCORES = 2**16  # of a head; up to here the steps one by one are faster than a fused kernel
 
 Span = tuple[int, int, int, int]
 """A segment: its first token and the one after its last, and the same of its prefix."""
@@ -149,6 +154,9 @@ def segment_attention(
             count = block.prefix_stop - block.prefix_start
             k = torch.cat([keys[home].narrow(2, first, count), k], dim=2)
             v = torch.cat([values[home].narrow(2, first, count), v], dim=2)
+        if block.mask is not None and block.mask.numel() <= _PLAIN_SCORES:
+            outputs.append(_plain(queries[index], k, v, block.mask, scaling=scaling))
+            continue
         outputs.append(
             F.scaled_dot_product_attention(
                 queries[index],
@@ -163,6 +171,22 @@ def segment_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float | None
+) -> Tensor:
+    """Attention step by step, with scores in float32 or more: [1, heads, T, D]."""
+    _, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    # Queries that share keys lie one after another.
+    queries = query.reshape(key_heads, heads // key_heads * length, width)
+    with bfloat16_factors() if query.dtype == torch.bfloat16 else nullcontext():
+        scores = queries.to(dtype) @ key[0].to(dtype).transpose(1, 2)
+    scores = scores.view(key_heads, -1, *mask.shape) * (scaling or width**-0.5)
+    weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1).to(value.dtype)
+    return (weights.view(key_heads, -1, mask.shape[1]) @ value[0]).view(query.shape)
+
+
 def _joins(span: Span, run: Sequence[Span]) -> bool:
     """Whether a segment can share a block with those before it."""
     start, prefix = run[0][0], run[0][2:]
@@ -171,7 +195,7 @@ def _joins(span: Span, run: Sequence[Span]) -> bool:
     has_prefix, run_has_prefix = span[3] > span[2], prefix[1] > prefix[0]
     if run_has_prefix:
         return span[2:] == prefix
-    return not has_prefix or span[2] >= start
+    return span[2] >= start if has_prefix else run[-1][1] - start < _FULL_TOKENS
 
 
 def _block(run: Sequence[Span], window: int | None, device: torch.device) -> Block:

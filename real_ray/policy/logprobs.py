@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from real_ray.partial_metrics import PartialMetrics
+from real_ray.policy.products import bfloat16_factors
 
 _TILE_ELEMENTS = 2**24  # 64 MiB in float32: small beside any model, large enough to be fast
 
@@ -121,8 +122,9 @@ class _LinearLogprobs(torch.autograd.Function):
             total = probs.sum(dim=-1)  # which they are still to be divided by
             log_norms[tile] = top + total.log()
             logprobs[tile] = chosen - total.log()
-            # 0 * -inf, from a token that the model rules out, must be 0 and not NaN.
-            values.clamp_min_(torch.finfo(dtype).min)
+            if bias is not None:
+                # 0 * -inf, from a token that the model rules out, must be 0 and not NaN.
+                values.clamp_min_(torch.finfo(dtype).min)
             entropy[tile] = total.log() - torch.linalg.vecdot(probs, values) / total
             if len(tiles) == 1:  # one may stay, so it is not computed twice
                 only_tile = probs.div_(total.unsqueeze(-1))
@@ -138,25 +140,28 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, tokens, log_norms, only_tile = ctx.saved_tensors
         dtype = log_norms.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        logits_of = _Logits(weight, bias, ctx.temperature, dtype)
+        logits_of = None if only_tile is not None else _Logits(weight, bias, ctx.temperature, dtype)
         scaled = (grad.to(dtype) / ctx.temperature).unsqueeze(-1)
         hidden_grad = torch.empty_like(hidden) if wants_hidden else None
         # The tiles add up in float32; a sum in bfloat16 would lose the small ones.
         weight_grad: Tensor | None = None
         bias_grad: Tensor | None = None
         for tile in ctx.tiles:
-            if only_tile is None:
+            if logits_of is not None:
                 probs = logits_of(hidden[tile]).sub_(log_norms[tile].unsqueeze(-1)).exp_()
                 values = probs.mul_(-scaled[tile])
             else:
                 values = only_tile * -scaled[tile]
             values.scatter_add_(-1, tokens[tile].unsqueeze(-1), scaled[tile])
-            if hidden_grad is not None:
-                hidden_grad[tile] = _product(values, logits_of.weight, dtype)
-            if wants_weight:
-                weight_grad = _plus(weight_grad, _product(values.T, hidden[tile], dtype))
             if wants_bias:
                 bias_grad = _plus(bias_grad, values.sum(dim=0))
+            # A factor of weights in bfloat16 is rounded to it, a sum of products never.
+            values = values.to(weight.dtype)
+            if hidden_grad is not None:
+                hidden_grad[tile] = values @ weight
+            if wants_weight:
+                part = values.to(hidden.dtype).T @ hidden[tile]
+                weight_grad = part if len(ctx.tiles) == 1 else _plus(weight_grad, part.to(dtype))
             del values
         return (
             hidden_grad,
@@ -168,29 +173,31 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 class _Logits:
-    """Logits of hidden states, divided by the temperature."""
+    """Logits of hidden states, divided by the temperature, added up and returned in ``dtype``."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype
     ) -> None:
+        self._in_bfloat16 = weight.dtype == torch.bfloat16
         # GPUs multiply bfloat16 into float32 directly; elsewhere it is converted, once.
-        self.weight = weight if weight.is_cuda else weight.to(dtype)
+        self._weight = weight if weight.is_cuda else weight.to(dtype)
         self._bias = None if bias is None else bias.to(dtype)
         self._temperature = temperature
         self._dtype = dtype
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = _product(hidden, self.weight.T, self._dtype)
+        logits = self._product(hidden)
         if self._bias is not None:
             logits += self._bias
         return logits.div_(self._temperature)
 
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b`` accumulated and returned in ``dtype``."""
-    if b.is_cuda and b.dtype == torch.bfloat16:
-        return torch.mm(a.to(b.dtype), b, out_dtype=dtype)
-    return a.to(dtype) @ b.to(dtype)
+    def _product(self, hidden: Tensor) -> Tensor:
+        if self._weight.is_cuda and self._in_bfloat16:
+            return torch.mm(hidden.to(torch.bfloat16), self._weight.T, out_dtype=self._dtype)
+        if self._in_bfloat16 and hidden.dtype == torch.bfloat16:
+            with bfloat16_factors():
+                return hidden.to(self._dtype) @ self._weight.T
+        return hidden.to(self._dtype) @ self._weight.T
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:

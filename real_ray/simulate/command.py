@@ -51,7 +51,7 @@ def run(load: LoadConfig, options: Options) -> int:
     timings = _timings(load(()), options)
     plans = [_plan(load, overrides) for overrides in _overrides(options)]
     if options.json is not None:
-        _write(options.json, "")  # before what may take minutes
+        _check_writable(options.json)  # before what may take minutes
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
@@ -59,7 +59,7 @@ def run(load: LoadConfig, options: Options) -> int:
     results = [_simulate(plan, timings, console) for plan in plans]
     print_results(results, console)
     if options.json is not None:
-        _write(options.json, _as_json(timings, results))
+        options.json.write_text(_as_json(timings, results), encoding="utf-8")
     return 0
 
 
@@ -140,7 +140,7 @@ def _describe(timings: Timings) -> str:
         for name in ("generate", "score", "train", "sync", "pause")
     ]
     return (
-        f"{', '.join(parts)}; {timings.groups_per_generator} groups at once on a generator; "
+        f"{', '.join(parts)}; groups at once on a generator {timings.groups_per_generator}; "
         f"failures {timings.failures:g}, one-sided {timings.one_sided:g}"
     )
 
@@ -154,8 +154,8 @@ def _as_json(timings: Timings, results: Sequence[PlanResult]) -> str:
     return json.dumps({"timings": assumed, "plans": plans}, indent=1) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
+def _check_writable(path: Path) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.open("a", encoding="utf-8").close()
     except OSError as error:
         raise ConfigError(f"--json: {path} cannot be written: {error.strerror}") from error

@@ -56,7 +56,7 @@ class PlanResult:
 def simulate(
     config: Config, timings: Timings, *, progress: Callable[[int], None] = lambda step: None
 ) -> PlanResult:
-    """Run ``config.num_steps`` steps.
+    """Run ``config.num_steps`` steps in virtual time.
 
     Args:
         progress: is told of each step.
@@ -64,12 +64,14 @@ def simulate(
     Raises:
         RunError: as the driver raises it in a run like this.
     """
-    return run_in_virtual_time(_simulate(config, timings, progress))
+    return run_in_virtual_time(run_plan(config, timings, progress=progress))
 
 
-async def _simulate(
-    config: Config, timings: Timings, progress: Callable[[int], None]
+async def run_plan(
+    config: Config, timings: Timings, *, progress: Callable[[int], None] = lambda step: None
 ) -> PlanResult:
+    """As `simulate`, in the time of the loop that runs it."""
+    began = asyncio.get_running_loop().time()
     seeds = range(4 * config.run.seed, 4 * config.run.seed + 4)
     generators = SimulatedGenerators(config, timings, seed=seeds[0])
     learner = SimulatedLearner(config, timings, seed=seeds[1])
@@ -87,7 +89,7 @@ async def _simulate(
         tracker=record,
     )
     await driver.run()
-    seconds = asyncio.get_running_loop().time()
+    seconds = asyncio.get_running_loop().time() - began
     use = generators.use()
     num_groups = sum(learner.staleness.values())
     return PlanResult(

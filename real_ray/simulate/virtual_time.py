@@ -33,6 +33,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._selector_clock = _JumpingClock()
         super().__init__(self._selector_clock)
+        # asyncio's: timers that are due so soon are due now. Its 1 ns is lost in the rounding of
+        # what comes after 100 days, and no timer would ever be due.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self._selector_clock.now

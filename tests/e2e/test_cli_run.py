@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +24,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tiny_model import build_model
+
+from real_ray.config import load_config
+from real_ray.data import PromptCursor, load_prompts, load_tokenizer
 
 REAL_RAY = Path(sys.executable).with_name("real-ray")
 REWARD = """
@@ -43,6 +50,7 @@ class Run:
     """One run in a working directory of its own, whose processes carry a mark."""
 
     directory: Path
+    temporary: Path  # short, so that the sockets in it are
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def start(self, model: Path, **changes: dict[str, object]) -> subprocess.Popen[str]:
@@ -68,7 +76,11 @@ class Run:
         return subprocess.Popen(
             [REAL_RAY, "train", "config.yaml"],
             cwd=self.directory,
-            env={**os.environ, "REAL_RAY_TEST_MARK": self.mark},
+            env={
+                **os.environ,
+                "REAL_RAY_TEST_MARK": self.mark,
+                "TMPDIR": str(self.temporary),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -93,14 +105,46 @@ class Run:
             process.kill()
         return names
 
+    @property
+    def path(self) -> Path:
+        """Its run directory."""
+        return self.directory / "runs" / "tiny"
+
+    def metrics(self) -> list[dict[str, float]]:
+        return read_rows(self.path / "metrics.jsonl")
+
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        return read_rows(self.path / "samples" / f"step_{step:06d}.jsonl")
+
+    def command(self, *words: str | Path) -> str:
+        """What real-ray prints when it is called with these words."""
+        done = subprocess.run(
+            [REAL_RAY, *words], cwd=self.directory, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    temporary = set(Path("/tmp").glob("real-ray-*"))
-    run = Run(tmp_path)
-    yield run
-    assert run.left_behind(0.0) == []
-    assert set(Path("/tmp").glob("real-ray-*")) <= temporary, "temporary files are left"
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as temporary:
+        run = Run(tmp_path, Path(temporary))
+        yield run
+        assert run.left_behind(0.0) == []
+        assert list(run.temporary.glob("real-ray-*")) == [], "temporary files are left"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def uids_in_order(model: Path, *, num_steps: int) -> list[list[str]]:
+    """The groups of each step of a run in which none fails: those of its seed, as they come."""
+    config = load_config(None, {"model.name_or_path": str(model), "data.train": "arithmetic"})
+    prompts = load_prompts(config.data, load_tokenizer(config.model), split="train", seed=0)
+    cursor = PromptCursor(prompts, seed=0, shuffle=True)
+    uids = [draw.prompt.uid for draw in itertools.islice(cursor, 2 * num_steps)]
+    return [uids[i : i + 2] for i in range(0, len(uids), 2)]
 
 
 def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
@@ -132,8 +176,7 @@ def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> 
     assert run.left_behind() == []
     assert "accuracy on held-out prompts" in out
 
-    path = run.directory / "runs" / "tiny"
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    path, rows = run.path, run.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for key in (
         *("reward/mean", "real/two_sided", "async/staleness_max"),
@@ -142,10 +185,7 @@ def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> 
         assert all(isinstance(row[key], int | float) for row in rows), key
     # Without rounding to hide in, the smallest part of the weights that did not arrive would show.
     assert max(row["sync/probe_difference"] for row in rows) < 1e-4
-    samples = [
-        json.loads(line)
-        for line in (path / "samples" / "step_000002.jsonl").read_text().splitlines()
-    ]
+    samples = run.samples(2)
     assert len(samples) == 2 * 4
     assert samples[0].keys() >= {"prompt", "completion", "reward", "label", "score", "weight"}
     assert all(s["reward"] == float(len(s["completion"]) % 2 == 0) == s["label"] for s in samples)
@@ -153,6 +193,9 @@ def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> 
     assert (path / "model" / "model.safetensors").exists()
     assert list((path / "wandb").glob("offline-run-*"))
     assert list((path / "logs").iterdir())
+    assert "8 drawn = 8 trained\n" in out
+    status = json.loads((path / "status.json").read_text())
+    assert (status["state"], status["policy_version"]) == ("finished", 4)
     assert yaml.safe_load((path / "config.yaml").read_text())["run"]["num_steps"] == 4
 
 
@@ -178,17 +221,13 @@ def test_lora_with_a_reference_and_several_optimiser_steps_is_trained_saved_and_
     _, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     assert run.left_behind() == []
-    path = run.directory / "runs" / "tiny"
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    path, rows = run.path, run.metrics()
     # The last sync put trained adapters, not those of the start, into the generators.
     assert all(row["sync/probe_difference"] < 1e-3 for row in rows)
     assert [row["learner/skipped"] for row in rows] == [0, 0]
     assert rows[-1]["policy/kl"] > 0  # in the first step only if its first group is two-sided
     exported = run.directory / "exported"
-    done = subprocess.run(
-        [REAL_RAY, "export", path, exported], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run.command("export", path, exported)
     final = load_file(path / "model" / "model.safetensors")
     again = load_file(exported / "model.safetensors")
     start = load_file(model / "model.safetensors")
@@ -213,6 +252,7 @@ def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, m
         err,
     ), err
     assert "start again" in out
+    assert "ago: reward function `my_rewards:fails" in run.command("status", "tiny")
 
 
 def test_a_dead_engine_ends_the_run_by_name_and_leaves_no_process(run: Run, model: Path) -> None:
@@ -229,22 +269,74 @@ def test_a_dead_engine_ends_the_run_by_name_and_leaves_no_process(run: Run, mode
 
 
 def test_sigterm_ends_a_run_in_order(run: Run, model: Path) -> None:
-    process = run.start(model, run={"num_steps": 10_000})
+    process = run.start(model, run={"num_steps": 10_000}, checkpoint={"save_steps": 1})
     wait_for_step(process, 2)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "stopped by SIGTERM after step" in out
     assert run.left_behind() == []
+    assert "stopped by SIGTERM after step" in out
+    assert re.search(r"groups +\d+ drawn = \d+ trained \+ ", out)
+    assert re.search(r"continue +real-ray train \S+ --checkpoint\.resume auto  # from step \d", out)
+    assert ": SIGTERM\n" in run.command("status", "tiny")
 
 
-def test_a_killed_driver_takes_every_process_with_it(run: Run, model: Path) -> None:
-    temporary = set(Path("/tmp").glob("real-ray-*"))
-    process = run.start(model, run={"num_steps": 10_000})
-    wait_for_step(process, 1)
+def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_off(
+    run: Run, model: Path
+) -> None:
+    changes: dict[str, dict[str, object]] = {
+        "run": {"num_steps": 8},
+        "checkpoint": {"save_steps": 2},
+        "eval": {"every": 3},
+    }
+    process = run.start(model, **changes)
+    wait_for_step(process, 3)
     assert any("VLLM" in " ".join(child.cmdline()) for child in run.processes())
     process.kill()
     process.communicate()
     assert run.left_behind(60.0) == []
-    for left in set(Path("/tmp").glob("real-ray-*")) - temporary:  # nobody was there to do it
-        subprocess.run(["rm", "-r", str(left)], check=True)
+    (left,) = run.temporary.glob("real-ray-*")  # nobody was there to remove it
+    shutil.rmtree(left)
+
+    status = run.command("status", "tiny")
+    assert "running, last news" in status
+    assert "--checkpoint.resume auto  # from step" in status
+    checkpoints = sorted(run.path.glob("checkpoints/step_*"))
+    step = int(checkpoints[-1].name.removeprefix("step_"))
+    state = json.loads((checkpoints[-1] / "driver.json").read_text())
+    buffered = {entry["group"]["sampled"]["uid"] for entry in state["buffered"]}
+    before = run.metrics()
+    assert step in (2, 4)
+
+    process = run.start(model, **changes)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert run.left_behind() == []
+    assert f"continuing run tiny from step {step} ({checkpoints[-1]})" in out
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[:step] == before[:step]
+    elapsed = [row["time/elapsed"] for row in rows]
+    assert elapsed == sorted(elapsed)
+    # As a run that nothing happened to: each prompt once, in its step.
+    trained = [list(dict.fromkeys(s["uid"] for s in run.samples(n))) for n in range(1, 9)]
+    assert trained == uids_in_order(model, num_steps=8)
+    for later in range(step + 1, 9):
+        for sample in run.samples(later):
+            assert sample["uid"] in buffered or sample["oldest_version"] >= step, "old weights"
+    events = read_rows(run.path / "events.jsonl")
+    assert [e["text"] for e in events if e["kind"] == "resumed"] == [
+        f"from step {step}: {checkpoints[-1]}"
+    ]
+    evaluated = [e["policy_version"] for e in events if e["kind"] == "evaluation"]
+    assert sorted(set(evaluated)) == [0, 3, 6, 8]
+    assert "accuracy on held-out prompts" in out
+    groups = json.loads((run.path / "status.json").read_text())["groups"]
+    assert groups["drawn"] == groups["trained"] == 16
+    assert "finished" in run.command("status", "tiny")
+
+    model_file = run.path / "model" / "model.safetensors"
+    written = model_file.stat().st_mtime_ns
+    assert "run tiny is finished" in run.command("train", "config.yaml")
+    assert model_file.stat().st_mtime_ns == written
+    assert len(run.metrics()) == 8

@@ -165,6 +165,34 @@ def test_an_earlier_run_is_not_overwritten(train: Callable[..., str], tmp_path: 
     assert (earlier / "metrics.jsonl").exists()
 
 
+def test_a_checkpoint_that_is_not_there(train: Callable[..., str], tmp_path: Path) -> None:
+    for command in ("train", "validate"):
+        error = train(
+            *("--checkpoint.resume", "no/checkpoint", "--cluster.num_cpus", "4"), command=command
+        )
+        assert re.search(r"checkpoint\.resume: .*/no/checkpoint does not exist.*step_N", error)
+
+
+def test_a_run_with_checkpoints_of_which_none_is_whole(
+    train: Callable[..., str], tmp_path: Path
+) -> None:
+    damaged = tmp_path / "elsewhere" / "run" / "checkpoints" / "step_000002"
+    damaged.mkdir(parents=True)
+    error = train(*("--run.output_dir", "elsewhere", "--run.overwrite", "--cluster.num_cpus", "4"))
+    assert re.search(r"elsewhere/run has checkpoints.*step_000002.*resume never", error)
+    assert damaged.is_dir()
+
+
+def test_too_few_prompts_for_a_step(train: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    error = train("--data.train", "data.jsonl", "--data.drop_last", "--run.num_epochs", "3")
+    assert re.search(r"1 prompts, in 3 epoch.*learner\.prompts_per_step = 8", error)
+
+
+def test_the_status_of_no_run(train: Callable[..., str]) -> None:
+    assert re.search(r"run7: no run: .*runs/run7", train(config="run7", command="status"))
+
+
 def test_reward_function_that_cannot_be_imported(train: Callable[..., str]) -> None:
     assert re.search(
         r"reward\.function.*no_such_module", train("--reward.function", "no_such_module:f")

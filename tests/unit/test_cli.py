@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from fakes import make_config
 
 import real_ray
 from real_ray.cli import DEMO_CONFIG, exit_code, main
 from real_ray.config import Config, load_config
 from real_ray.config.flags import describe_keys
 from real_ray.errors import CheckpointError, ConfigError, RewardError
+from real_ray.tracking import RunDirectory
+from real_ray.tracking.status import StatusTracker
+from real_ray.types import Prompt
 
 REPOSITORY = Path(real_ray.__file__).parents[1]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
@@ -32,6 +37,9 @@ class FakeLaunch:
     def launch(self, config: Config) -> int:
         self.configs.append(config)
         return self.outcome
+
+    def check_start(self, config: Config, train: Sequence[Prompt]) -> str:
+        return "a new run"
 
     def check_cluster(self, config: Config) -> str | None:
         return None
@@ -53,7 +61,8 @@ class FakeDemoModel:
 def launched(monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     fake = FakeLaunch()
     module = ModuleType("actors.launch")
-    module.launch, module.check_cluster = fake.launch, fake.check_cluster  # type: ignore[attr-defined]
+    for name in ("launch", "check_start", "check_cluster"):
+        setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "actors.launch", module)
     return fake
 
@@ -86,7 +95,7 @@ def run_python(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["", "train", "validate", "demo", "export"])
+    @pytest.mark.parametrize("command", ["", "train", "validate", "demo", "export", "status"])
     def test_loads_nothing_heavy(self, command: str, tmp_path: Path) -> None:
         args = [*command.split(), "--help"]
         result = run_python(
@@ -278,6 +287,62 @@ class TestExport:
         assert main(["export", "runs/a"]) == 2
         assert "Missing argument 'DIR'" in capsys.readouterr().err
         assert exported.calls == []
+
+
+class TestStatus:
+    @pytest.fixture
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        for name in ("sums", "other"):
+            config = make_config(run={"name": name})
+            status = StatusTracker(
+                RunDirectory(config), num_steps=8, policy_version=4, checkpoint=None
+            )
+            status.ledger({"drawn": 9, "trained": 8, "in flight": 1}, policy_version=5)
+        (tmp_path / "runs" / "empty").mkdir()
+        return tmp_path / "runs"
+
+    @pytest.mark.parametrize("run", ["sums", "runs/sums", "./runs/sums/"])
+    def test_by_name_or_directory(
+        self, runs: Path, capsys: pytest.CaptureFixture[str], run: str
+    ) -> None:
+        assert main(["status", run]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"run sums in {runs / 'sums'}\n")
+        assert "  state        running, last news 0 s ago\n" in out
+        assert "  step         5 of 8\n" in out
+        assert f"real-ray train {runs / 'sums' / 'config.yaml'} --run.overwrite true\n" in out
+        assert re.search(r"^ *drawn +9 *$", out, re.MULTILINE)
+        assert re.search(r"^ *in flight +1 *$", out, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("run", "words"),
+        [
+            ("sum", r"sum: no run: neither sum/status\.json nor .* \(did you mean `sums`\?\)"),
+            ("empty", r"neither empty/status\.json nor runs/empty/status\.json is there"),
+            ("/no/such/place", r"/no/such/place: no run: neither"),
+            ("runs/sums/config.yaml", r"runs/sums/config.yaml: no run: neither"),
+            ("", r"Give the directory of a run, or its name in runs/$"),
+        ],
+    )
+    def test_anything_else_is_bad_input(
+        self, runs: Path, capsys: pytest.CaptureFixture[str], run: str, words: str
+    ) -> None:
+        assert main(["status", run]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert re.search(words, captured.err.rstrip())
+
+    def test_loads_nothing_heavy(self, runs: Path) -> None:
+        result = run_python(
+            "import sys\nfrom real_ray.cli import main\n"
+            "code = main(['status', 'sums'])\n"
+            f"print('loaded:', [name for name in {HEAVY} if name in sys.modules], code)",
+            cwd=runs.parent,
+        )
+        assert result.stderr == ""
+        assert result.stdout.endswith("loaded: [] 0\n")
 
 
 def raising(error: BaseException) -> Callable[[], int]:

@@ -18,13 +18,15 @@ from actors.pools import RayLearnerGroup
 from actors.protocol import TrainedBatch, TrainRequest
 from real_ray.config import LossConfig, load_config
 from real_ray.config.keys import keys_by_name, sections
+from real_ray.ledger import Outcome
 from real_ray.loss import GroupTable, Members, build_loss, kl_share, real_metrics
-from real_ray.metrics import step_metrics
+from real_ray.metrics import StepTimes, step_metrics
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.policy import token_metrics
 from real_ray.rewards import RewardFunction, load_reward
 from real_ray.tracking import RunDirectory
 from real_ray.tracking.jsonl import JsonlTracker
+from real_ray.tracking.status import Status
 from real_ray.types import SampleRecord, SyncReport
 
 ROOT = Path(__file__).parents[2]
@@ -135,10 +137,8 @@ async def written_metrics(tmp_path: Path) -> dict[str, float]:
         result=result,
         sync=sync,
         ready=0,
-        failed=0,
-        wait_seconds=1.0,
-        train_seconds=1.0,
-        step_seconds=3.0,
+        left=dict.fromkeys(Outcome, 0),
+        times=StepTimes(began=0.0, taken=1.0, trained=2.0, evaluated=2.0, ended=3.0),
     )
     JsonlTracker(run, samples=False).step(metrics, ())
     (line,) = run.metrics.read_text().splitlines()
@@ -165,9 +165,16 @@ class TestMetrics:
         fields = [field.name for field in dataclasses.fields(SampleRecord)]
         assert rows(METRICS, "samples") == fields
 
+    def test_exactly_the_fields_of_the_status_are_explained(self) -> None:
+        fields = {field.name for field in dataclasses.fields(Status)}
+        outcomes = {outcome.value for outcome in Outcome}
+        explained = set(rows(METRICS, "status.json"))
+        assert explained - fields == outcomes | {"buffered", "training", "in flight"}
+        assert fields - explained == set()
+
     def test_the_files_of_a_run_are_explained(self, tmp_path: Path) -> None:
         run = RunDirectory(make_config(run={"output_dir": str(tmp_path)}))
-        written_later = {run.metrics, run.events, run.reward_curve}
+        written_later = {run.metrics, run.events, run.status, run.reward_curve}
         names = {path.name for path in {*run.path.iterdir(), *written_later}}
         table = METRICS.partition("\n## ")[0]
         assert names <= {cell.split("/")[0] for cell in _FIRST_CELL.findall(table)}

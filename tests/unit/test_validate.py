@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tiny_model import build_tokenizer
 
 from real_ray.config import Config, load_config
-from real_ray.errors import ConfigError, DataError, ModelError, ResourceError, UserError
+from real_ray.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    ResourceError,
+    UserError,
+)
+from real_ray.types import Prompt
 from real_ray.validate import validate
 
 
@@ -35,12 +44,29 @@ def full_cluster(config: Config) -> str | None:
     raise ResourceError("8 GPUs are needed, the cluster has 2")
 
 
+def new_run(config: Config, train: Sequence[Prompt]) -> str:
+    return f"run {config.run.name}, {config.num_steps} steps, {len(train)} prompts"
+
+
+def check(
+    flags: dict[str, str],
+    *,
+    check_start: Callable[[Config, Sequence[Prompt]], str] = new_run,
+    check_cluster: Callable[[Config], str | None] = no_cluster,
+) -> list[str]:
+    return list(
+        validate(load_config(None, flags), check_start=check_start, check_cluster=check_cluster)
+    )
+
+
 def test_says_what_was_checked(flags: dict[str, str], model: Path) -> None:
-    config = load_config(None, flags | {"data.eval": flags["data.train"]})
-    lines = list(validate(config, check_cluster=lambda config: "1 node, 2 CPUs"))
+    flags |= {"data.eval": flags["data.train"], "run.num_epochs": "9"}
+    lines = check(flags, check_cluster=lambda config: "1 node, 2 CPUs")
     facts = dict(line.split(": ", 1) for line in lines)
-    assert list(facts) == ["run", "loss", "learner", "model", "train", "eval", "reward", "cluster"]
-    assert "100 steps of 8 prompts x 8 completions" in facts["run"]
+    assert list(facts) == [
+        *("loss", "learner", "model", "train", "eval", "run", "start", "reward", "cluster")
+    ]
+    assert facts["start"].strip() == "run run, 3 steps, 2 prompts"
     assert "tau 0.5" in facts["loss"]
     assert str(model) in facts["model"]
     template = len("user\n\nassistant\n") + 3  # a token per character, and special ones
@@ -52,14 +78,44 @@ def test_says_what_was_checked(flags: dict[str, str], model: Path) -> None:
 
 
 def test_without_eval_and_cluster(flags: dict[str, str]) -> None:
-    lines = list(validate(load_config(None, flags), check_cluster=no_cluster))
+    lines = check(flags)
     assert any(line.startswith("eval: ") and "none" in line for line in lines)
     assert "none is up" in lines[-1]
 
 
 def facts_of(flags: dict[str, str], line: str) -> str:
-    lines = validate(load_config(None, flags), check_cluster=no_cluster)
-    return next(text.partition(": ")[2] for text in lines if text.startswith(f"{line}:")).strip()
+    return next(
+        text.partition(": ")[2] for text in check(flags) if text.startswith(f"{line}:")
+    ).strip()
+
+
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        ({}, "1 step of 8 prompts x 8 completions, at most 1 epoch of the training prompts"),
+        (
+            {"run.num_epochs": "9"},
+            "3 steps of 8 prompts x 8 completions, at most 9 epochs of the training prompts",
+        ),
+        (
+            {"run.num_epochs": "9", "data.drop_last": "true"},
+            "2 steps of 8 prompts x 8 completions, at most 9 epochs of the training prompts",
+        ),
+        (
+            {"run.num_steps": "3", "learner.prompts_per_step": "1"},
+            "3 steps of 1 prompt x 8 completions, 1.5 passes over the training prompts",
+        ),
+        (
+            {"run.num_steps": "100"},
+            (
+                "100 steps of 8 prompts x 8 completions, 400 passes over the training prompts, "
+                "which are fewer than a step has, so that it takes prompts several times"
+            ),
+        ),
+    ],
+)
+def test_the_length_of_the_run(flags: dict[str, str], keys: dict[str, str], facts: str) -> None:
+    assert facts_of(flags | keys, "run") == f"{facts}, staleness up to 1"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +211,22 @@ def test_what_is_wrong_is_found(
     flags: dict[str, str], key: str, value: str, error: type[UserError]
 ) -> None:
     with pytest.raises(error):
-        list(validate(load_config(None, flags | {key: value}), check_cluster=no_cluster))
+        check(flags | {key: value})
+
+
+def test_a_run_without_a_step(flags: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"has 2 prompts, .*learner\.prompts_per_step = 8"):
+        check(flags | {"data.drop_last": "true"})
+
+
+def test_a_checkpoint_that_does_not_fit(flags: dict[str, str]) -> None:
+    def other_stage(config: Config, train: Sequence[Prompt]) -> str:
+        raise CheckpointError("saved with learner.zero_stage = 3")
+
+    with pytest.raises(CheckpointError, match="zero_stage = 3"):
+        check(flags, check_start=other_stage)
 
 
 def test_too_small_a_cluster(flags: dict[str, str]) -> None:
     with pytest.raises(ResourceError, match="the cluster has 2"):
-        list(validate(load_config(None, flags), check_cluster=full_cluster))
+        check(flags, check_cluster=full_cluster)

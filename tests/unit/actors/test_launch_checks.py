@@ -16,6 +16,8 @@ from actors.launch import check_cluster, launch
 from real_ray.cli import main
 from real_ray.config import Config, dump_config
 from real_ray.errors import ResourceError
+from real_ray.tracking import RunDirectory
+from real_ray.tracking.status import StatusTracker
 
 LOOPBACK = "127.0.0.1"
 
@@ -123,6 +125,26 @@ def test_the_command_ends_with_one_message(
     assert captured.err.startswith(f"error: learner.port: port {taken} on {LOOPBACK} is in use: ")
     assert captured.err.count("\n") == 1
     assert "ok" not in captured.out.splitlines()
+
+
+def test_a_finished_run_is_left_as_it_is(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(
+        run={"output_dir": str(tmp_path), "name": "r"},
+        model={"name_or_path": str(model)},
+        reward={"num_workers": 1},
+        cluster={"address": "local", "num_cpus": 3},
+    )
+    directory = RunDirectory(config)
+    StatusTracker(directory, num_steps=4, policy_version=4, checkpoint=None).end("finished")
+    directory.close()
+    files = {path: path.stat().st_mtime_ns for path in directory.path.iterdir()}
+    before = psutil.Process().children(recursive=True)
+    assert launch(config) == 0
+    assert capsys.readouterr().out.startswith("run r is finished; its files are in ")
+    assert {path: path.stat().st_mtime_ns for path in directory.path.iterdir()} == files
+    assert psutil.Process().children(recursive=True) == before
 
 
 def test_an_output_directory_that_cannot_be_written(

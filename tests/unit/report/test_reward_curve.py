@@ -24,10 +24,12 @@ def draw(
     accuracy: Sequence[tuple[int, float]] = (),
     window: int = 3,
     title: str = "demo",
+    first_step: int = 1,
 ) -> dict[tuple[int, int, int], Pixels]:
     """Where the picture has each of the colours."""
     path = tmp_path / "curve.png"
-    draw_reward_curve(rewards, path, title=title, accuracy=accuracy, window=window)
+    points = list(enumerate(rewards, first_step))
+    draw_reward_curve(points, path, title=title, accuracy=accuracy, window=window)
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
     image = np.round(imread(path)[:, :, :3] * 255)
     assert image.shape == (540, 960, 3)
@@ -69,6 +71,14 @@ def test_evaluations_are_shown_at_their_step(tmp_path: Path) -> None:
     assert before_column < first_step - 50, "before the first step"
     assert abs(after_column - last_step) < 20, "after the last step"
     assert after_row < before_row - 50, "the better, the higher"
+
+
+def test_a_run_that_begins_from_a_checkpoint_begins_at_its_step(tmp_path: Path) -> None:
+    seen = draw(tmp_path, [0.5] * 5, accuracy=[(8, 0.25), (10, 0.75)], first_step=8)
+    (_, at_8), (_, at_10) = ends(seen[ACCURACY])
+    (_, first), (_, last) = ends(seen[DOTS])
+    assert abs(at_8 - first) < 20
+    assert abs((at_10 - at_8) - (last - first) / 2) < 20
 
 
 def test_negative_rewards_are_in_the_picture(tmp_path: Path) -> None:

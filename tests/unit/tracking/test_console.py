@@ -30,7 +30,7 @@ COUNTS = {GroupState.GENERATING: 3, GroupState.SCORING: 1, GroupState.READY: 2}
 class Screen:
     """A tracker, and what it wrote."""
 
-    def __init__(self, *, terminal: bool = False, width: int = 160) -> None:
+    def __init__(self, *, terminal: bool = False, width: int = 160, step: int = 0) -> None:
         self._file = io.StringIO()
         self.tracker = ConsoleTracker(
             Console(
@@ -41,6 +41,7 @@ class Screen:
             ),
             num_steps=20,
             num_slots=8,
+            step=step,
         )
 
     @property
@@ -86,6 +87,15 @@ def test_a_row_for_each_step_below_one_header() -> None:
     assert second.split()[-1] == "4"
 
 
+def test_a_continued_run_has_the_header_too() -> None:
+    screen = Screen(step=12)
+    screen.tracker.step(METRICS | {"step": 13}, ())
+    screen.tracker.step(METRICS | {"step": 14}, ())
+    header, first, second = screen.lines
+    assert header.split()[0] == "step"
+    assert (first.split()[0], second.split()[0]) == ("13/20", "14/20")
+
+
 @pytest.mark.parametrize("staleness", [0, 8])
 def test_columns_end_below_their_names(staleness: int) -> None:
     screen = Screen()
@@ -113,16 +123,16 @@ def test_the_bar_is_the_reward_between_0_and_1(reward: float, filled: int) -> No
 def test_rows_are_never_wrapped() -> None:
     screen = Screen(width=40)
     screen.tracker.step(METRICS, ())
-    screen.tracker.event("group dropped", "word " * 40)
+    screen.tracker.event("group failed", "word " * 40)
     assert len(screen.lines) == 3
 
 
 def test_events_are_shown_as_they_are() -> None:
     screen = Screen()
-    screen.tracker.event("group dropped", "group [bold]a[/bold] member [/x] :smile:")
+    screen.tracker.event("group failed", "group [bold]a[/bold] member [/x] :smile:")
     screen.tracker.evaluation(3, 0.125, 32)
     assert screen.lines == [
-        "group dropped: group [bold]a[/bold] member [/x] :smile:",
+        "group failed: group [bold]a[/bold] member [/x] :smile:",
         "accuracy of policy version 3 on 32 held-out prompts: 12.5%",
     ]
 
@@ -150,6 +160,14 @@ def test_a_terminal_shows_the_pipeline() -> None:
     finally:
         screen.tracker.close()
     assert screen.raw.rfind("\x1b[?25h") > screen.raw.rfind("\x1b[?25l"), "the cursor is back"
+
+
+def test_a_terminal_shows_the_step_that_a_continued_run_is_at() -> None:
+    screen = Screen(terminal=True, step=12)
+    screen.tracker.pipeline(COUNTS)
+    screen.tracker.event("retry", "once")
+    screen.tracker.close()
+    assert "step 13/20" in screen.raw
 
 
 def test_closing_before_anything_happened_is_quiet() -> None:

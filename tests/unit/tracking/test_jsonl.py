@@ -64,6 +64,11 @@ def test_an_object_for_each_step(run: RunDirectory) -> None:
     assert 0 <= first["time/elapsed"] <= second["time/elapsed"] < 60
 
 
+def test_the_time_of_a_continued_run_goes_on(run: RunDirectory) -> None:
+    JsonlTracker(run, samples=True, elapsed_s=1000.0).step({"step": 3}, ())
+    assert 1000 <= read(run.metrics)[0]["time/elapsed"] < 1060
+
+
 def test_samples_have_a_file_for_each_step(run: RunDirectory) -> None:
     tracker = JsonlTracker(run, samples=True)
     other = dataclasses.replace(SAMPLE, index=1, completion="8", label=0, reward=0.0)
@@ -94,11 +99,11 @@ def test_numbers_that_json_lacks_are_null(run: RunDirectory) -> None:
 
 def test_events_and_evaluations(run: RunDirectory) -> None:
     tracker = JsonlTracker(run, samples=True)
-    tracker.event("group dropped", "group sums:7@0: NaN")
+    tracker.event("group failed", "group sums:7@0: NaN")
     tracker.evaluation(3, 0.25, 32)
     tracker.close()
     event, evaluation = read(run.events)
-    assert (event["kind"], event["text"]) == ("group dropped", "group sums:7@0: NaN")
+    assert (event["kind"], event["text"]) == ("group failed", "group sums:7@0: NaN")
     assert evaluation["kind"] == "evaluation"
     assert evaluation["text"] == "policy version 3: accuracy 0.250 on 32 prompts"
     assert (evaluation["policy_version"], evaluation["eval/accuracy"]) == (3, 0.25)

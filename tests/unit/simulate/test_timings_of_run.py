@@ -1,0 +1,68 @@
+"""Timings from the records of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from fakes import make_config
+
+from real_ray.config import dump_config
+from real_ray.errors import ConfigError
+from real_ray.simulate import simulate, timings_of_run
+
+
+def row(**changes: float | None) -> dict[str, float | None]:
+    """A line of metrics.jsonl, as far as it matters."""
+    values: dict[str, float | None] = {
+        "time/generate": 5.0,
+        "time/score": 0.5,
+        "time/train": 3.0,
+        "time/sync": 1.0,
+        "time/pause": 0.75,
+        "async/in_flight_updates": 0,
+    }
+    return values | {name.replace("_", "/", 1): value for name, value in changes.items()}
+
+
+def write_run(directory: Path, rows: list[dict[str, float | None]]) -> Path:
+    config = make_config(rollout={"num_generators": 2, "max_staleness": 2})
+    (directory / "config.yaml").write_text(dump_config(config))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    return directory
+
+
+def test_every_step_but_the_first_counts(tmp_path: Path) -> None:
+    rows = [row(time_train=90.0), row(time_train=3.0), row(time_train=5.0)]
+    timings = timings_of_run(write_run(tmp_path, rows))
+    assert {timings.train.draw(Random(i)) for i in range(50)} == {3.0, 5.0}
+    assert (timings.generate.mean, timings.score.mean) == (5.0, 0.5)
+    assert (timings.train.mean, timings.sync.mean, timings.pause.mean) == (4.0, 1.0, 0.75)
+    assert timings.groups_per_generator == 5  # 9 groups in the pipeline of 2 generators
+
+
+def test_pauses_are_no_part_of_generating(tmp_path: Path) -> None:
+    # Of 3 groups one, then all crossed a sync.
+    rows = [row(), row(async_in_flight_updates=1), row(async_in_flight_updates=3)]
+    timings = timings_of_run(write_run(tmp_path, rows))
+    assert {timings.generate.draw(Random(i)) for i in range(50)} == {5 - 0.25, 5 - 0.75}
+
+
+def test_a_simulation_in_these_timings_takes_what_the_run_took(tmp_path: Path) -> None:
+    timings = timings_of_run(write_run(tmp_path, [row()] * 3))
+    config = make_config(rollout={"num_generators": 2, "max_staleness": 0})
+    assert simulate(config, timings).seconds_per_step == pytest.approx(5 + 2 * 0.5 + 3 + 1)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--like: .*metrics\.jsonl does not exist"):
+        timings_of_run(tmp_path)
+    with pytest.raises(ConfigError, match="fewer than 2 steps"):
+        timings_of_run(write_run(tmp_path, [row()]))
+    with pytest.raises(ConfigError, match="line 2 has no number for time/sync"):
+        timings_of_run(write_run(tmp_path, [row(), row(time_sync=None)]))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1')
+    with pytest.raises(ConfigError, match="line 1 is no JSON"):
+        timings_of_run(tmp_path)
