@@ -69,8 +69,7 @@ def restore(directory: Path) -> DriverState:
 
 def _in_object_store(directory: Path, buffered: BufferedGroup) -> BufferedGroup:
     group = read_group(_file(directory, buffered.number))
-    sampled = dataclasses.replace(buffered.group.sampled, ref=ray.put(group.sampled))
-    ticket = dataclasses.replace(buffered.group, sampled=sampled, ref=ray.put(group))
+    ticket = dataclasses.replace(buffered.group, ref=ray.put(group))  # it has been scored
     return dataclasses.replace(buffered, group=ticket)
 
 

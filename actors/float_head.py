@@ -1,7 +1,7 @@
 """Float32 logits of a bfloat16 model on a CPU: takes the place of a layer of vLLM.
 
 On a GPU bfloat16 factors give float32 logits directly. On a CPU vLLM converts the weights of the
-output layer to float32 for each token anew, and then multiplies at half the speed.
+output layer to float32 in each step anew, which takes longer than all other layers together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
 from real_ray.policy.products import bfloat16_factors
@@ -25,14 +26,14 @@ def register() -> None:
 class FloatHead(LogitsProcessor):
     """Keeps the weights of the output layer in float32 until `weights_changed`."""
 
-    _weight: Tensor | None = None
+    _float_weight: Tensor | None = None
 
     def weights_changed(self) -> None:
         """To be called after each weight update."""
-        self._weight = None
+        self._float_weight = None
 
     def _apply_head(
-        self, lm_head: torch.nn.Module, hidden_states: Tensor, embedding_bias: Tensor | None
+        self, lm_head: VocabParallelEmbedding, hidden_states: Tensor, embedding_bias: Tensor | None
     ) -> Tensor:
         if not (
             self.head_dtype == torch.float32
@@ -40,8 +41,8 @@ class FloatHead(LogitsProcessor):
         ):
             logits: Tensor = super()._apply_head(lm_head, hidden_states, embedding_bias)
             return logits
-        if self._weight is None:
-            self._weight = lm_head.weight.float()
+        if self._float_weight is None:
+            self._float_weight = lm_head.weight.float()
         bias = None if embedding_bias is None else embedding_bias.float()
         with bfloat16_factors():
-            return functional.linear(hidden_states.float(), self._weight, bias)
+            return functional.linear(hidden_states.float(), self._float_weight, bias)

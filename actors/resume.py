@@ -14,7 +14,7 @@ from actors.checkpoint_files import (
     newest_complete,
     read_facts,
 )
-from real_ray.checkpoint import from_json
+from real_ray.checkpoint import check_same_prompts, from_json
 from real_ray.config import Config
 from real_ray.data import PromptCursor
 from real_ray.errors import CheckpointError, ConfigError, UserError
@@ -149,12 +149,6 @@ def _facts(config: Config) -> CheckpointFacts:
 
 def _check_prompts(checkpoint: Path, config: Config, train: Sequence[Prompt]) -> None:
     file = checkpoint / DRIVER
-    saved = from_json(file.read_text(encoding="utf-8"), place=str(file)).prompts
+    state = from_json(file.read_text(encoding="utf-8"), place=str(file))
     cursor = PromptCursor(train, seed=config.run.seed, shuffle=config.data.shuffle)
-    if cursor.fingerprint() != saved:
-        raise CheckpointError(
-            f"{checkpoint}: was saved with other training prompts than data.train = "
-            f"{config.data.train} gives now: rows, their order, the chat template, data.shuffle "
-            "or run.seed changed. Restore them, or start a new run with --checkpoint.resume never "
-            "and another --run.name"
-        )
+    check_same_prompts(state, cursor.fingerprint(), source=config.data.train)

@@ -53,6 +53,9 @@ def main() -> None:
         reports = _reports(plain, ours)
         if options.json:  # after each round, so that an interrupted run leaves what it has
             _write(options.json, reports, plain, ours)
+    reports.append(_learner_alone(model, options.seed))
+    if options.json:
+        _write(options.json, reports, plain, ours)
     for report in reports:
         console.print(report.table())
 
@@ -119,6 +122,27 @@ def _reports(plain: Sequence[list[Metrics]], ours: Sequence[Job]) -> list[Report
             ],
         ),
     ]
+
+
+def _learner_alone(model: str, seed: int) -> Report:
+    """What real-ray does not log: the parts of an optimiser step, all groups with both classes."""
+    from speed import MAX_TOKENS, SHAPES
+    from trainers import Settings
+    from workers import Worker
+
+    from actors.environment import learner_env
+
+    settings = Settings(model=model, device="cpu", dtype="bfloat16", seed=seed)
+    with Worker("shared_prefix", settings, learner_env("cpu")) as worker:
+        steps = [
+            worker.timed_step(SHAPES["demo"], max_tokens=MAX_TOKENS, parts=True) for _ in range(4)
+        ]
+    last = steps[-1]
+    return Report(
+        name="learner alone",
+        title="Seconds of an optimiser step of the learner with all cores to itself",
+        rows=[{"step": last.seconds, **last.parts, "cpu_seconds": last.cpu_seconds}],
+    )
 
 
 def _warm(steps: list[Metrics], name: str) -> list[float]:

@@ -22,7 +22,7 @@ from real_ray.config import Config, load_config
 from real_ray.simulate import simulate, timings_of_run
 
 _TARGET = 0.1  # largest deviation
-_NUM_STEPS = 500  # of a simulation: so many that chance has no part in its mean
+_NUM_STEPS = 3000  # of a simulation: so many that chance has no part in its mean
 
 
 def main() -> None:

@@ -36,6 +36,25 @@ class DriverState:
 _ADAPTER = TypeAdapter(DriverState)
 
 
+def check_same_prompts(state: DriverState, fingerprint: str, *, source: str) -> None:
+    """Compare the training prompts of a checkpoint with those of the run that goes on from it.
+
+    Args:
+        fingerprint: `PromptCursor.fingerprint` of the run.
+        source: its `data.train`.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if state.prompts != fingerprint:
+        raise CheckpointError(
+            f"the checkpoint of policy version {state.policy_version} was saved with other "
+            f"training prompts than data.train = {source} gives now: rows, their order, the chat "
+            "template, data.shuffle or run.seed changed. Restore them, or start a new run with "
+            "--checkpoint.resume never and another --run.name"
+        )
+
+
 def to_json(state: DriverState) -> str:
     """The state as text, without the references to groups."""
     buffered = tuple(

@@ -29,11 +29,10 @@ import asyncio
 from collections.abc import Sequence
 
 from real_ray.buffer import GroupBuffer, GroupState
-from real_ray.checkpoint import BufferedGroup, DriverState
+from real_ray.checkpoint import BufferedGroup, DriverState, check_same_prompts
 from real_ray.config import Config
 from real_ray.data import Draw, PromptCursor
 from real_ray.errors import (
-    CheckpointError,
     GenerationError,
     RealRayError,
     RewardError,
@@ -96,13 +95,8 @@ class Driver:
             skip=self._ledger.is_closed,
         )
         self._fingerprint = self._cursor.fingerprint()
-        if resume and resume.prompts != self._fingerprint:
-            raise CheckpointError(
-                f"the checkpoint of policy version {self._policy_version} was saved with other "
-                f"training prompts than data.train = {config.data.train} gives now: rows, their "
-                "order, the chat template, data.shuffle or run.seed changed. Restore them, or "
-                "start a new run with --checkpoint.resume never and another --run.name"
-            )
+        if resume:
+            check_same_prompts(resume, self._fingerprint, source=config.data.train)
         self._restorable = {b.number: b for b in resume.buffered} if resume else {}
         groups_per_step = config.learner.prompts_per_step
         self._buffer = GroupBuffer(

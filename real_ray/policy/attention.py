@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from real_ray.errors import ModelError
-from real_ray.policy.products import bfloat16_factors
 
 SEGMENTS = "real_ray_segments"
 
@@ -180,8 +178,7 @@ def _plain(
     dtype = torch.promote_types(query.dtype, torch.float32)
     # Queries that share keys lie one after another.
     queries = query.reshape(key_heads, heads // key_heads * length, width)
-    with bfloat16_factors() if query.dtype == torch.bfloat16 else nullcontext():
-        scores = queries.to(dtype) @ key[0].to(dtype).transpose(1, 2)
+    scores = queries.to(dtype) @ key[0].to(dtype).transpose(1, 2)
     scores = scores.view(key_heads, -1, *mask.shape) * (scaling or width**-0.5)
     weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1).to(value.dtype)
     return (weights.view(key_heads, -1, mask.shape[1]) @ value[0]).view(query.shape)

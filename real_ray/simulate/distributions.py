@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, repeat
 from random import Random
 from statistics import fmean
 
@@ -20,24 +21,37 @@ _FORMS = (
 class Distribution:
     """Durations in seconds.
 
-    Example: ``parse_distribution("lognormal:4,0.5", option="--generate").draw(Random(0))``
+    Example: ``parse_distribution("lognormal:4,0.5", option="--generate").draws(Random(0))``
     """
 
     text: str
     mean: float
-    draw: Callable[[Random], float]
+    draws: Callable[[Random], Iterator[float]]  # one after the other, without an end
 
 
 def constant(seconds: float) -> Distribution:
     """Always the same."""
-    return Distribution(f"constant:{seconds:g}", seconds, lambda random: seconds)
+    return Distribution(f"constant:{seconds:g}", seconds, lambda random: repeat(seconds))
 
 
-def empirical(seconds: Sequence[float]) -> Distribution:
-    """Draws from values that were measured, each equally likely; at least one."""
-    values = tuple(seconds)
-    text = f"{len(values)} measured, {min(values):.3g} to {max(values):.3g}"
-    return Distribution(text, fmean(values), lambda random: random.choice(values))
+def measured(seconds: Sequence[float], *, in_a_row: int = 1) -> Distribution:
+    """Values of a run in their order, over and over, so that a slow time stays slow for all roles.
+
+    Args:
+        seconds: at least one value.
+        in_a_row: draws that get the same value.
+    """
+    text = f"{len(seconds)} measured, {min(seconds):.3g} to {max(seconds):.3g}"
+    return Distribution(
+        text,
+        fmean(seconds),
+        lambda random: (value for value in cycle(seconds) for _ in range(in_a_row)),
+    )
+
+
+def chances(probability: float, random: Random) -> Iterator[bool]:
+    """Whether something happens, without an end."""
+    return (random.random() < probability for _ in repeat(None))
 
 
 def parse_distribution(text: str, *, option: str) -> Distribution:
@@ -65,14 +79,18 @@ def parse_distribution(text: str, *, option: str) -> Distribution:
             _check(0 <= sigma <= 5, option, text, "SIGMA is 0 to 5")
             mu = math.log(median)
             mean = median * math.exp(sigma**2 / 2)
-            return Distribution(text, mean, lambda random: random.lognormvariate(mu, sigma))
+            return _independent(text, mean, lambda random: random.lognormvariate(mu, sigma))
         case "pareto", [minimum, alpha]:
             _check(0 < minimum < math.inf, option, text, "MINIMUM is above 0")
             # At 1 and below there is no mean: the longer the run, the slower.
             _check(1 < alpha < math.inf, option, text, "ALPHA is above 1")
             mean = minimum * alpha / (alpha - 1)
-            return Distribution(text, mean, lambda random: minimum * random.paretovariate(alpha))
+            return _independent(text, mean, lambda random: minimum * random.paretovariate(alpha))
     raise ConfigError(f"{option}: {text!r} is no distribution of times. Write {_FORMS}")
+
+
+def _independent(text: str, mean: float, draw: Callable[[Random], float]) -> Distribution:
+    return Distribution(text, mean, lambda random: (draw(random) for _ in repeat(None)))
 
 
 def _check(holds: bool, option: str, text: str, bound: str) -> None:

@@ -10,6 +10,7 @@ from random import Random
 
 from real_ray.config import Config
 from real_ray.errors import GenerationError, SyncError
+from real_ray.simulate.distributions import chances
 from real_ray.simulate.timings import Timings
 from real_ray.types import Prompt, SampledTicket, Sampling
 
@@ -31,8 +32,10 @@ class SimulatedGenerators:
     """
 
     def __init__(self, config: Config, timings: Timings, *, seed: int) -> None:
-        self._timings = timings
-        self._random = Random(seed)
+        random = Random(seed)
+        # Of evaluations and of training apart, so that one does not take the times of the other.
+        self._seconds = {greedy: timings.generate.draws(random) for greedy in (False, True)}
+        self._fails = chances(timings.failures, random)
         self._timeout_s = config.rollout.timeout_s
         self._drain_timeout_s = config.sync.timeout_s
         num_generators = config.rollout.num_generators
@@ -101,8 +104,8 @@ class SimulatedGenerators:
 
     async def _sample(self, engine: _Engine, prompt: Prompt, sampling: Sampling) -> SampledTicket:
         asked = self._clock()
-        seconds = self._timings.generate.draw(self._random)
-        fails = self._random.random() < self._timings.failures
+        seconds = next(self._seconds[sampling.temperature == 0])
+        fails = next(self._fails)
         await self._enter(engine, sampling.n)
         try:
             oldest_version = self._version

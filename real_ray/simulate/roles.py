@@ -10,6 +10,7 @@ from random import Random
 from real_ray.checkpoint import DriverState
 from real_ray.config import Config
 from real_ray.errors import LearnerError, RewardError
+from real_ray.simulate.distributions import chances
 from real_ray.simulate.generators import SimulatedGenerators
 from real_ray.simulate.timings import Timings
 from real_ray.types import RolloutTicket, SampledTicket, SyncReport, TrainResult
@@ -19,21 +20,21 @@ class SimulatedRewards:
     """`RewardPool` of `reward.num_workers` workers."""
 
     def __init__(self, config: Config, timings: Timings, *, seed: int) -> None:
-        self._timings = timings
-        self._random = Random(seed)
+        random = Random(seed)
+        self._seconds = timings.score.draws(random)
+        self._one_sided = chances(timings.one_sided, random)
         self._idle = asyncio.Semaphore(config.reward.num_workers)
         self._timeout_s = config.reward.timeout_s
         self._right, self._wrong = config.loss.positive_above + 1, config.loss.positive_above
 
     async def score(self, group: SampledTicket) -> RolloutTicket:
-        seconds = self._timings.score.draw(self._random)
+        seconds, one_sided = next(self._seconds), next(self._one_sided)
         async with self._idle:
             await asyncio.sleep(min(seconds, self._timeout_s))
         if seconds > self._timeout_s:
             raise RewardError(
                 f"group {group.uid}: not scored within {self._timeout_s:g} s (reward.timeout_s)"
             )
-        one_sided = self._random.random() < self._timings.one_sided
         wrong = () if one_sided else (self._wrong,)
         rewards = (self._right,) * (group.num_members - len(wrong)) + wrong
         return RolloutTicket(sampled=group, rewards=rewards, seconds=seconds, ref=None)
@@ -43,13 +44,12 @@ class SimulatedLearner:
     """`LearnerGroup` that counts how stale its groups are. Checkpoints take no time."""
 
     def __init__(self, config: Config, timings: Timings, *, seed: int) -> None:
-        self._timings = timings
-        self._random = Random(seed)
+        self._seconds = timings.train.draws(Random(seed))
         self._timeout_s = config.learner.timeout_s
         self.staleness: Counter[int] = Counter()
 
     async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
-        seconds = self._timings.train.draw(self._random)
+        seconds = next(self._seconds)
         await asyncio.sleep(min(seconds, self._timeout_s))
         if seconds > self._timeout_s:
             raise LearnerError(
@@ -73,16 +73,16 @@ class SimulatedBroadcaster:
     def __init__(
         self, config: Config, timings: Timings, *, generators: SimulatedGenerators, seed: int
     ) -> None:
-        self._timings = timings
-        self._random = Random(seed)
+        random = Random(seed)
+        self._seconds, self._pauses = timings.sync.draws(random), timings.pause.draws(random)
         self._generators = generators
         self._in_flight = config.rollout.in_flight_updates
 
     async def broadcast(self, *, policy_version: int) -> SyncReport:
         clock = asyncio.get_running_loop().time
         began = clock()
-        seconds = self._timings.sync.draw(self._random)
-        pause = min(self._timings.pause.draw(self._random), seconds)
+        seconds = next(self._seconds)
+        pause = min(next(self._pauses), seconds)
         await self._generators.pause(pause, in_flight=self._in_flight)
         self._generators.resume(policy_version=policy_version)
         await asyncio.sleep(seconds - pause)

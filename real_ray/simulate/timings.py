@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from real_ray.config import load_config
 from real_ray.errors import ConfigError
-from real_ray.simulate.distributions import Distribution, empirical
+from real_ray.simulate.distributions import Distribution, measured
 
 _NEEDED = (
     "time/generate",
@@ -38,8 +37,9 @@ class Timings:
 def timings_of_run(directory: Path) -> Timings:
     """Read the timings of all steps but the first, which warms up, from `metrics.jsonl`.
 
-    `time/generate` holds the pauses in which a group stood still. They are taken off, since a
-    simulated pause delays groups again.
+    They are kept in their order: what slows the learner down may slow generators too.
+    `time/generate` is the mean of a step's groups, so they all get the same. It holds the pauses
+    in which groups stood still. These are taken off, since a simulated pause delays groups again.
 
     Raises:
         ConfigError: the directory is no run, or has too few steps.
@@ -54,20 +54,31 @@ def timings_of_run(directory: Path) -> Timings:
             f"--like: {path} has fewer than 2 steps, and the first one, which warms up, is left "
             "out. Give a longer run"
         )
-    pause = fmean(row["time/pause"] for row in rows) / config.learner.prompts_per_step
+    columns = {name: [row[name] for row in rows] for name in _NEEDED}
+    pauses = columns["time/pause"]
+    groups_per_step = config.learner.prompts_per_step
+    # Groups of step n are under way from the sync of step n - max_staleness - 1 on, and so are
+    # most likely to meet the next one.
+    met = [pauses[0]] * config.rollout.max_staleness + pauses
+    generate = [
+        max(0.0, seconds - pause * groups / groups_per_step)
+        for seconds, pause, groups in zip(
+            columns["time/generate"], met, columns["async/in_flight_updates"], strict=False
+        )
+    ]
     return Timings(
-        generate=empirical(
-            [
-                max(0.0, row["time/generate"] - pause * row["async/in_flight_updates"])
-                for row in rows
-            ]
-        ),
-        score=empirical([row["time/score"] for row in rows]),
-        train=empirical([row["time/train"] for row in rows]),
-        sync=empirical([row["time/sync"] for row in rows]),
-        pause=empirical([row["time/pause"] for row in rows]),
+        generate=measured(generate, in_a_row=groups_per_step),
+        score=measured(columns["time/score"], in_a_row=groups_per_step),
+        train=measured(columns["time/train"]),
+        # The weights that the first step trains on are synced too, before all others.
+        sync=measured(_last_first(columns["time/sync"])),
+        pause=measured(_last_first(pauses)),
         groups_per_generator=-(-config.num_slots // config.rollout.num_generators),
     )
+
+
+def _last_first(values: list[float]) -> list[float]:
+    return [values[-1], *values[:-1]]
 
 
 def _rows(path: Path) -> list[dict[str, float]]:

@@ -286,6 +286,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
 ) -> None:
     changes: dict[str, dict[str, object]] = {
         "run": {"num_steps": 8},
+        "learner": {"lr_schedule": "linear"},
         "checkpoint": {"save_steps": 2},
         "eval": {"every": 3},
     }
@@ -309,7 +310,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
     assert step in (2, 4)
 
     process = run.start(model, **changes)
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert run.left_behind() == []
     assert f"continuing run tiny from step {step} ({checkpoints[-1]})" in out
@@ -318,6 +319,8 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
     assert rows[:step] == before[:step]
     elapsed = [row["time/elapsed"] for row in rows]
     assert elapsed == sorted(elapsed)
+    rates = [row["policy/learning_rate"] for row in rows]
+    assert rates == sorted(set(rates), reverse=True), "the schedule has begun again"
     # As a run that nothing happened to: each prompt once, in its step.
     trained = [list(dict.fromkeys(s["uid"] for s in run.samples(n))) for n in range(1, 9)]
     assert trained == uids_in_order(model, num_steps=8)

@@ -499,7 +499,6 @@ def test_a_checkpoint_keeps_the_driver_state_and_its_buffered_groups(
     assert to_json(restored) == to_json(state)
     for got, group in zip(restored.buffered, buffered.values(), strict=True):
         assert_same_group(ray.get(got.group.ref), group)
-        assert ray.get(got.group.sampled.ref).prompt.uid == group.uid
     # A file that is damaged although its size is right.
     file = tmp_path / "step_000001" / "driver.json"
     file.write_text(file.read_text().replace('"buffered"', '"buffexxx"'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 from statistics import fmean, median
 
@@ -9,12 +10,12 @@ import pytest
 
 from real_ray.errors import ConfigError
 from real_ray.simulate import parse_distribution
-from real_ray.simulate.distributions import empirical
+from real_ray.simulate.distributions import measured
 
 
 def draws(text: str, count: int = 20_000) -> list[float]:
-    distribution, random = parse_distribution(text, option="--generate"), Random(0)
-    return [distribution.draw(random) for _ in range(count)]
+    seconds = parse_distribution(text, option="--generate").draws(Random(0))
+    return list(islice(seconds, count))
 
 
 @pytest.mark.parametrize("text", ["constant:4", "4", "4.0", "constant: 4"])
@@ -40,10 +41,12 @@ def test_pareto_has_its_minimum_and_a_heavy_tail() -> None:
     assert sum(value > 20 for value in values) / len(values) == pytest.approx(0.001, abs=0.001)
 
 
-def test_empirical_draws_what_was_measured() -> None:
-    distribution, random = empirical([1.0, 2.0, 6.0]), Random(0)
-    assert {distribution.draw(random) for _ in range(100)} == {1.0, 2.0, 6.0}
+def test_what_was_measured_comes_in_its_order_over_and_over() -> None:
+    distribution = measured([6.0, 1.0, 2.0])
     assert distribution.mean == 3
+    assert list(islice(distribution.draws(Random(0)), 7)) == [6, 1, 2, 6, 1, 2, 6]
+    pairs = measured([6.0, 1.0], in_a_row=2)
+    assert list(islice(pairs.draws(Random(0)), 6)) == [6, 6, 1, 1, 6, 6]
 
 
 @pytest.mark.parametrize(

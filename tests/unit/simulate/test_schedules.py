@@ -153,6 +153,16 @@ def test_evicted_stragglers_bound_the_wait_for_a_group() -> None:
     assert faster.seconds_per_step < 0.8 * result.seconds_per_step
 
 
+def test_groups_that_are_evicted_while_they_wait_leave_their_place_to_others() -> None:
+    # Nine groups are let in: three run for 4 s, three wait for them, three more are given up
+    # after 7 s. A slow learner covers all of that but the first 4 s.
+    evicts = config(2, rollout={"straggler": "evict", "straggler_s": 7})
+    result = simulate(evicts, timings(train=20))
+    assert result.ledger["evicted"] > 0
+    assert result.ledger["trained"] == 3 * STEPS
+    assert result.seconds_per_step == pytest.approx(20 + 2 + 4 / STEPS)
+
+
 @pytest.mark.parametrize(
     ("section", "seconds", "error", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from fakes import make_config
 
 from real_ray.config import dump_config
 from real_ray.errors import ConfigError
-from real_ray.simulate import simulate, timings_of_run
+from real_ray.simulate import Distribution, simulate, timings_of_run
 
 
 def row(**changes: float | None) -> dict[str, float | None]:
@@ -34,20 +35,33 @@ def write_run(directory: Path, rows: list[dict[str, float | None]]) -> Path:
     return directory
 
 
-def test_every_step_but_the_first_counts(tmp_path: Path) -> None:
+def first(seconds: Distribution, count: int) -> list[float]:
+    return list(islice(seconds.draws(Random(0)), count))
+
+
+def test_every_step_but_the_first_counts_in_its_order(tmp_path: Path) -> None:
     rows = [row(time_train=90.0), row(time_train=3.0), row(time_train=5.0)]
     timings = timings_of_run(write_run(tmp_path, rows))
-    assert {timings.train.draw(Random(i)) for i in range(50)} == {3.0, 5.0}
+    assert first(timings.train, 4) == [3.0, 5.0, 3.0, 5.0]
     assert (timings.generate.mean, timings.score.mean) == (5.0, 0.5)
     assert (timings.train.mean, timings.sync.mean, timings.pause.mean) == (4.0, 1.0, 0.75)
     assert timings.groups_per_generator == 5  # 9 groups in the pipeline of 2 generators
 
 
-def test_pauses_are_no_part_of_generating(tmp_path: Path) -> None:
-    # Of 3 groups one, then all crossed a sync.
-    rows = [row(), row(async_in_flight_updates=1), row(async_in_flight_updates=3)]
+def test_times_of_a_step_meet_in_its_simulation(tmp_path: Path) -> None:
+    rows = [row()] + [row(time_generate=10.0 + n, time_train=n, time_sync=n) for n in (1.0, 2, 3)]
     timings = timings_of_run(write_run(tmp_path, rows))
-    assert {timings.generate.draw(Random(i)) for i in range(50)} == {5 - 0.25, 5 - 0.75}
+    assert first(timings.generate, 7) == [11, 11, 11, 12, 12, 12, 13], "a step has three groups"
+    assert first(timings.train, 3) == [1, 2, 3]
+    assert first(timings.sync, 4) == [3, 1, 2, 3], "version 0 is synced before the first step"
+
+
+def test_pauses_are_no_part_of_generating(tmp_path: Path) -> None:
+    # Of 3 groups one, then all met the sync of two steps before.
+    rows = [row(), row(time_pause=3.0)] + [row(async_in_flight_updates=n) for n in (0, 1, 3)]
+    timings = timings_of_run(write_run(tmp_path, rows))
+    assert first(timings.generate, 12)[::3] == pytest.approx([5, 5, 5 - 3 / 3, 5 - 0.75])
+    assert first(timings.pause, 3) == [0.75, 3.0, 0.75]
 
 
 def test_a_simulation_in_these_timings_takes_what_the_run_took(tmp_path: Path) -> None:
