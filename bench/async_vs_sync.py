@@ -75,12 +75,11 @@ def _parse() -> argparse.Namespace:
 def _flags(directory: Path, options: argparse.Namespace) -> list[str]:
     """Few and long completions: sampling and training on them take about as long."""
     prompts = directory / "stories.jsonl"
-    prompts.write_text(
-        "".join(
-            json.dumps({"question": f"Write a long story about {n} friends.", "answer": str(n)}) + "\n"
-            for n in range(2, 500)
-        )
-    )
+    rows = [
+        {"question": f"Write a long story about {n} friends.", "answer": str(n)}
+        for n in range(2, 500)
+    ]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
         "data.train": str(prompts),
         "data.eval": "null",

@@ -38,7 +38,8 @@ def of_a_finished_run(run: RunDirectory, summary: SummaryTracker, *, model: Path
         "reward curve": run.reward_curve if rewards else None,
         "model": model,
     }
-    return _text(lines, {"groups": groups_line(summary.groups), **files})
+    facts = {"learner": learner_line(summary.seconds), "groups": groups_line(summary.groups)}
+    return _text(lines, {**facts, **files})
 
 
 def of_a_stopped_run(
@@ -79,6 +80,21 @@ def groups_line(counts: Mapping[str, int]) -> str:
     """The ledger as a sum; what is 0 is left out."""
     parts = [f"{n} {name}" for name, n in counts.items() if n and name != "drawn"]
     return f"{counts['drawn']} drawn = {' + '.join(parts)}" if parts else ""
+
+
+def learner_line(seconds: Mapping[str, float]) -> str:
+    """What the learner did in the time of the steps: who waits shows who limits."""
+    total = seconds.get("time/step", 0.0)
+    if not total:
+        return ""
+    parts = {
+        "trained": "time/train",
+        "waited for groups": "time/wait",
+        "waited for evaluations": "time/evaluate",
+        "synced weights": "time/sync",
+    }
+    shares = {what: seconds.get(name, 0.0) / total for what, name in parts.items()}
+    return ", ".join(f"{what} {share:.0%}" for what, share in shares.items() if share >= 0.005)
 
 
 def how_to_go_on(config: Path, checkpoint: Path | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from real_ray.tracking.base import Tracker
@@ -10,7 +11,7 @@ from real_ray.types import SampleRecord
 
 
 class SummaryTracker(Tracker):
-    """Rewards of all steps, all evaluations, and the groups by how they ended.
+    """Rewards of all steps, all evaluations, the groups by how they ended, and where time went.
 
     Args:
         step: that the run begins after.
@@ -22,6 +23,7 @@ class SummaryTracker(Tracker):
         self.rewards = list(earlier.rewards) if earlier else []  # (step, mean reward)
         self._accuracy = dict(earlier.accuracy) if earlier else {}
         self.groups: Mapping[str, int] = {}
+        self.seconds: Counter[str] = Counter()  # by the names of `metrics.jsonl`
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
@@ -31,6 +33,7 @@ class SummaryTracker(Tracker):
     def step(self, metrics: Mapping[str, float], samples: Sequence[SampleRecord]) -> None:
         self.step_done = int(metrics["step"])
         self.rewards.append((self.step_done, metrics["reward/mean"]))
+        self.seconds.update({name: metrics[name] for name in metrics if name.startswith("time/")})
 
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
         self._accuracy[policy_version] = accuracy

@@ -52,6 +52,16 @@ def test_a_finished_run(run: RunDirectory) -> None:
     }
 
 
+def test_where_the_learners_time_went_shows_what_limits(run: RunDirectory) -> None:
+    summary = SummaryTracker()
+    for step in (1, 2):
+        times = {"step": 10.0, "train": 2.0, "wait": 6.5, "sync": 1.5, "evaluate": 0.0}
+        row = {f"time/{name}": seconds for name, seconds in times.items()}
+        summary.step({"step": step, "reward/mean": 0.5, **row}, ())
+    text = last_words.of_a_finished_run(run, summary, model=None)
+    assert facts(text)["learner"] == "trained 20%, waited for groups 65%, synced weights 15%"
+
+
 def test_a_run_without_a_step_has_last_words_too(run: RunDirectory) -> None:
     """As when every group fails and the data ends."""
     text = last_words.of_a_finished_run(run, summary_of([]), model=None)
