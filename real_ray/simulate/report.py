@@ -126,8 +126,8 @@ def _row(result: PlanResult) -> dict[str, str]:
     return {
         "gene-\nrators": str(result.num_generators),
         "max\nstaleness": str(result.max_staleness),
-        "s/step": f"{result.seconds_per_step:.3g}",
-        "groups/s": f"{result.groups_per_second:.3g}",
+        "seconds\na step": f"{result.seconds_per_step:.3g}",
+        "groups\na second": f"{result.groups_per_second:.3g}",
         "generators\nidle": f"{result.generators_idle:.0%}",
         "slots\nin use": f"{result.slots_used:.0%}",
         "learner\ntrains": f"{result.learner_train:.0%}",

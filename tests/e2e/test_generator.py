@@ -125,7 +125,7 @@ async def test_running_completions_go_on_with_recomputed_or_with_kept_keys_and_v
 ) -> None:
     version = 10
     await running.become(version, in_flight_updates=True)
-    sampling = asyncio.create_task(running.generate("b", n=8, max_tokens=200))
+    sampling = asyncio.create_task(running.generate("b", n=4, max_tokens=100))
     while not sampling.done():
         version += 1
         await running.become(version, in_flight_updates=True)

@@ -58,7 +58,7 @@ class Running:
         return float(np.abs(held - expected).mean())
 
     async def generate(self, uid: str, *, n: int, max_tokens: int) -> SampledGroup:
-        prompt = Prompt(uid=uid, text="", token_ids=SEQUENCE[:20], answer="")
+        prompt = Prompt(uid=uid, text="", token_ids=SEQUENCE[:70], answer="")
         sampling = Sampling(n=n, temperature=TEMPERATURE, max_tokens=max_tokens)
         group: SampledGroup = await (await self.pool.generate(prompt, sampling)).ref
         return group
