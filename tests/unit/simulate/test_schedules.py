@@ -10,6 +10,7 @@ from fakes import make_config
 from real_ray.config import Config
 from real_ray.errors import LearnerError, RewardError, RunError, SyncError
 from real_ray.simulate import PlanResult, Timings, constant, parse_distribution, simulate
+from real_ray.simulate.distributions import measured
 
 STEPS = 20
 
@@ -117,6 +118,14 @@ def test_an_evaluation_holds_up_the_weights_that_come_after_it() -> None:
     assert seconds_of_a_late_step(evaluates, plan) == pytest.approx(10 + 2)
     assert simulate(evaluates, plan).learner_waits_for_evaluation > 0.4
     assert simulate(config(1), plan).learner_waits_for_evaluation == 0
+
+
+def test_evaluations_take_no_times_from_the_groups_of_a_step() -> None:
+    # Both times once for each step: mixed within a step, every step would take the longer one.
+    plan = dataclasses.replace(timings(), generate=measured([4.0, 8.0], in_a_row=3))
+    evaluates = config(0, data={"eval": "arithmetic"}, eval={"num_prompts": 2})
+    result = simulate(evaluates, dataclasses.replace(plan, groups_per_generator=9))
+    assert result.seconds_per_step == pytest.approx((4 + 8) / 2 + 3 + 2)
 
 
 def test_failed_generations_are_tried_again_and_counted() -> None:
