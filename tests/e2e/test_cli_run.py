@@ -307,7 +307,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
     state = json.loads((checkpoints[-1] / "driver.json").read_text())
     buffered = {entry["group"]["sampled"]["uid"] for entry in state["buffered"]}
     before = run.metrics()
-    assert step in (2, 4)
+    assert 2 <= step < 8
 
     process = run.start(model, **changes)
     out, err = process.communicate(timeout=300)
