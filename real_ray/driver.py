@@ -145,6 +145,12 @@ class Driver:
             if saved is not None and self._still_fits(saved.group):
                 self._account(self._buffer.restore(saved.group, accepted=saved.accepted))
             else:
+                if saved is not None:
+                    self._tracker.event(
+                        "buffered group drawn again",
+                        f"group {draw.prompt.uid} of the checkpoint does not fit "
+                        "rollout.num_generations or rollout.max_staleness as they are now",
+                    )
                 self._buffer.admit(draw.prompt.uid)
                 tasks.create_task(self._roll_out(draw), name=f"roll out {draw.prompt.uid}")
             self._tracker.pipeline(self._buffer.counts())

@@ -180,6 +180,8 @@ async def test_buffered_groups_that_do_not_fit_the_config_any_more_are_drawn_aga
     world, generators, tracker = await run_on(make_config(**{**SAVING, "rollout": rollout}), state)
     assert buffered <= {uid for batch in world.batches for uid in batch}
     assert buffered <= generators.attempts.keys()
+    told = [text for kind, text in tracker.events if kind == "buffered group drawn again"]
+    assert all(any(f"group {uid} " in text for text in told) for uid in buffered)
     assert max(row["async/staleness_max"] for row in tracker.steps) <= rollout["max_staleness"]  # type: ignore[operator]
 
 
