@@ -197,7 +197,9 @@ def test_all_steps_of_a_batch_refer_to_the_policy_at_its_start(
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("minibatches", "parts"), [(2, [[0]]), (2, [[0], [1, 2]]), (4, [[0], [1], [2]])], ids=str
+    ("minibatches", "parts"),
+    [(2, [[0]]), (2, [[0], [1, 2]]), (4, [[0], [1], [2]]), (4, [[0], [1, 2], [3], [4, 5]])],
+    ids=str,
 )
 def test_a_last_batch_that_is_smaller_has_the_gradients_of_its_parts(
     model: Path,
