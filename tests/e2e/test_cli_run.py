@@ -295,7 +295,8 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
     assert any("VLLM" in " ".join(child.cmdline()) for child in run.processes())
     process.kill()
     process.communicate()
-    assert run.left_behind(60.0) == []
+    # Agents of a Ray that was killed try for a minute to tell its control service of it.
+    assert run.left_behind(120.0) == []
     (left,) = run.temporary.glob("real-ray-*")  # nobody was there to remove it
     shutil.rmtree(left)
 

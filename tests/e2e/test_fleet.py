@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from actors.cluster import connect
 from actors.fleet import Fleet
 from actors.pools import RayLearnerGroup
 from actors.protocol import Probe, SentWeights
+from real_ray.checkpoint import DriverState
 from real_ray.config import Config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
@@ -33,6 +35,8 @@ from real_ray.types import (
     SampledTicket,
     SampleRecord,
     Sampling,
+    SyncReport,
+    TrainResult,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -235,15 +239,69 @@ class SampleTracker(Tracker):
         self.rows.append(metrics)
 
 
+class SyncsInMidGroup:
+    """Roles under which a sync finds an engine in the middle of a group, if one is under way.
+
+    A group that is admitted while the learner trains starts when it is done, and the sync waits for
+    the first token of a group, however fast the learner and the generators are.
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._trained = asyncio.Event()
+        self._trained.set()
+        self._under_way = 0
+
+    @property
+    def roles(self) -> Roles:
+        return dataclasses.replace(
+            self._running.roles, generators=self, learner=self, broadcaster=self
+        )
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        self._under_way += 1
+        try:
+            await self._trained.wait()
+            return await self._running.roles.generators.generate(prompt, sampling)
+        finally:
+            self._under_way -= 1
+
+    async def train(self, groups: Sequence[RolloutTicket], *, policy_version: int) -> TrainResult:
+        self._trained.clear()
+        result = await self._running.roles.learner.train(groups, policy_version=policy_version)
+        self._trained.set()
+        return result
+
+    async def broadcast(self, *, policy_version: int) -> SyncReport:
+        def has_begun(actor: Any) -> bool:
+            unfinished = actor._engine.output_processor.request_states.values()
+            return any(state.detokenizer.output_token_ids for state in unfinished)
+
+        async def in_mid_group() -> bool:
+            generators = self._running.fleet.generators
+            return any(
+                await asyncio.gather(*(g.__ray_call__.remote(has_begun) for g in generators))
+            )
+
+        while self._under_way and not await in_mid_group():
+            pass
+        return await self._running.roles.broadcaster.broadcast(policy_version=policy_version)
+
+    async def save(self, directory: str) -> None:
+        await self._running.roles.learner.save(directory)
+
+    async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+        await self._running.roles.learner.save_checkpoint(directory, state)
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
 async def test_no_token_is_staler_than_allowed_by_the_spans_of_the_engine(
     running: Running, max_staleness: int
 ) -> None:
     config = make_config(Path(running.config.model.name_or_path), max_staleness=max_staleness)
     tracker = SampleTracker()
-    driver = Driver(
-        config, roles=running.roles, train=running.prompts, evaluation=[], tracker=tracker
-    )
+    roles = SyncsInMidGroup(running).roles
+    driver = Driver(config, roles=roles, train=running.prompts, evaluation=[], tracker=tracker)
     await asyncio.wait_for(driver.run(), timeout=240)
     assert sorted(tracker.samples) == [1, 2, 3, 4, 5]
     for step, samples in tracker.samples.items():
