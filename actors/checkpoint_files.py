@@ -158,21 +158,21 @@ def check_fits(directory: Path, facts: CheckpointFacts) -> CheckpointFacts:
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint that a path means: itself, or the newest one of a run directory.
+    """Return the checkpoint that a path means: itself, or the newest complete one of a run.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: it is damaged, or there is none.
     """
     _finish_replacing(path)
     if (path / FACTS).is_file() or not (path / "checkpoints").is_dir():
+        read_facts(path)
         return path
-    found = _by_number(path / "checkpoints")
-    if not found:
+    newest = newest_complete(path)
+    if newest is None:
         raise CheckpointError(
-            f"{path / 'checkpoints'} has no checkpoint step_N: set checkpoint.save_steps to have "
-            "a run save some"
+            f"the run {path} has no complete checkpoint: checkpoint.save_steps has a run save some"
         )
-    return found[max(found)]
+    return newest
 
 
 def newest_complete(run_directory: Path) -> Path | None:

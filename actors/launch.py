@@ -25,7 +25,7 @@ from real_ray.placement import Device, check_fits, plan_placement
 from real_ray.report import last_words
 from real_ray.rewards import load_reward
 from real_ray.run_length import with_num_steps
-from real_ray.tracking import RunDirectory, Trackers
+from real_ray.tracking import RunDirectory, Trackers, check_may_begin
 from real_ray.tracking.base import Tracker
 from real_ray.tracking.console import ConsoleTracker
 from real_ray.tracking.jsonl import JsonlTracker
@@ -57,7 +57,10 @@ def check_start(config: Config, train: Sequence[Prompt]) -> str:
     Raises:
         UserError: as `launch`, for `checkpoint.resume`.
     """
-    return find_start(config, train).describe(config)
+    start = find_start(config, train)
+    if not (start.continues or start.is_finished):
+        check_may_begin(config)
+    return start.describe(config)
 
 
 def launch(config: Config) -> int:
@@ -169,7 +172,7 @@ class _Job:
 
             trackers.append(WandbTracker(config, run))
         if start.checkpoint is not None:
-            records.event("resumed", f"from step {start.step}: {start.checkpoint}")
+            records.event("resumed", start.origin)
         status = StatusTracker(
             run,
             num_steps=config.num_steps,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from real_ray.config import Config
 from real_ray.errors import CheckpointError
 from real_ray.ledger import LedgerState
-from real_ray.types import RolloutTicket
+from real_ray.types import RolloutTicket, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +28,40 @@ class DriverState:
 
     policy_version: int
     prompts: str  # fingerprint of the training prompts and their order
+    prompts_per_step: int
+    sampling: Sampling  # of the buffered groups
+    reward_function: str  # that scored them
     ledger: LedgerState
     num_resampled: int  # groups filtered for the step that fills up now
     buffered: tuple[BufferedGroup, ...]  # in the order of their numbers
-    evaluated_version: int | None  # of the last finished evaluation
 
 
 _ADAPTER = TypeAdapter(DriverState)
 
 
-def check_same_prompts(state: DriverState, fingerprint: str, *, source: str) -> None:
-    """Compare the training prompts of a checkpoint with those of the run that goes on from it.
+def check_fits_data(state: DriverState, config: Config, *, prompts: str) -> None:
+    """Check that a run which goes on from a checkpoint counts its prompts as the one before.
 
     Args:
-        fingerprint: `PromptCursor.fingerprint` of the run.
-        source: its `data.train`.
+        prompts: `PromptCursor.fingerprint` of the run.
 
     Raises:
-        CheckpointError: they differ.
+        CheckpointError: it has other prompts, or steps of another size in the same epochs.
     """
-    if state.prompts != fingerprint:
+    saved = f"the checkpoint of policy version {state.policy_version} was saved with"
+    if state.prompts != prompts:
         raise CheckpointError(
-            f"the checkpoint of policy version {state.policy_version} was saved with other "
-            f"training prompts than data.train = {source} gives now: rows, their order, the chat "
-            "template, data.shuffle or run.seed changed. Restore them, or start a new run with "
-            "--checkpoint.resume never and another --run.name"
+            f"{saved} other training prompts than data.train = {config.data.train} gives now: "
+            "rows, their order, the path as it is written, the chat template, data.shuffle or "
+            "run.seed changed. Restore them, or start a new run with --checkpoint.resume never and "
+            "another --run.name"
+        )
+    now = config.learner.prompts_per_step
+    if config.num_epochs is not None and now != state.prompts_per_step:
+        raise CheckpointError(
+            f"{saved} learner.prompts_per_step = {state.prompts_per_step}, and it is {now} now: "
+            "steps of two sizes do not add up to run.num_epochs. Set it back, or give the run a "
+            "length in run.num_steps and no run.num_epochs"
         )
 
 

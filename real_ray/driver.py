@@ -29,7 +29,7 @@ import asyncio
 from collections.abc import Sequence
 
 from real_ray.buffer import GroupBuffer, GroupState
-from real_ray.checkpoint import BufferedGroup, DriverState, check_same_prompts
+from real_ray.checkpoint import BufferedGroup, DriverState, check_fits_data
 from real_ray.config import Config
 from real_ray.data import Draw, PromptCursor
 from real_ray.errors import (
@@ -60,7 +60,7 @@ class Driver:
             groups; None: a new run.
 
     Raises:
-        CheckpointError: ``resume`` belongs to other prompts.
+        CheckpointError: ``resume`` belongs to other prompts, or to other steps in their epochs.
     """
 
     def __init__(
@@ -77,13 +77,7 @@ class Driver:
         self._roles = roles
         self._tracker = tracker
         self._rollouts = Rollouts(config, roles=roles, tracker=tracker)
-        self._evaluator = Evaluator(
-            config,
-            evaluation,
-            rollouts=self._rollouts,
-            tracker=tracker,
-            evaluated_version=resume.evaluated_version if resume else None,
-        )
+        self._evaluator = Evaluator(config, evaluation, rollouts=self._rollouts, tracker=tracker)
         self._policy_version = resume.policy_version if resume else 0
         self._ledger = Ledger(resume.ledger if resume else None)
         self._cursor = PromptCursor(
@@ -91,14 +85,14 @@ class Driver:
             seed=config.run.seed,
             shuffle=config.data.shuffle,
             num_epochs=config.num_epochs,
-            start=self._ledger.closed_below,
             skip=self._ledger.is_closed,
         )
         self._fingerprint = self._cursor.fingerprint()
         if resume:
-            check_same_prompts(resume, self._fingerprint, source=config.data.train)
-        self._restorable = {b.number: b for b in resume.buffered} if resume else {}
+            check_fits_data(resume, config, prompts=self._fingerprint)
         groups_per_step = config.learner.prompts_per_step
+        times = config.rollout.max_resample_times
+        self._max_resampled = max(1, round(times * groups_per_step))
         self._buffer = GroupBuffer(
             num_slots=config.num_slots,
             groups_per_step=groups_per_step,
@@ -106,7 +100,7 @@ class Driver:
             num_generations=config.rollout.num_generations,
             max_staleness=config.rollout.max_staleness,
             keeps=self._teaches if config.rollout.dynamic_sampling else None,
-            max_resampled=round(config.rollout.max_resample_times * groups_per_step),
+            max_resampled=self._max_resampled,
             num_resampled=resume.num_resampled if resume else 0,
         )
         self._sampling = Sampling(
@@ -116,6 +110,10 @@ class Driver:
             top_p=config.rollout.top_p,
             top_k=config.rollout.top_k,
             stop=tuple(config.rollout.stop),
+        )
+        self._saved_groups = {b.number: b for b in resume.buffered} if resume else {}
+        self._saved_as_now = resume is not None and (
+            (resume.sampling, resume.reward_function) == (self._sampling, config.reward.function)
         )
         self._failures_in_a_row = 0
 
@@ -141,15 +139,15 @@ class Driver:
         for draw in self._cursor:
             await self._buffer.slot()
             self._ledger.draw(draw.number, draw.prompt.uid)
-            saved = self._restorable.pop(draw.number, None)
+            saved = self._saved_groups.pop(draw.number, None)
             if saved is not None and self._still_fits(saved.group):
                 self._account(self._buffer.restore(saved.group, accepted=saved.accepted))
             else:
                 if saved is not None:
                     self._tracker.event(
                         "buffered group drawn again",
-                        f"group {draw.prompt.uid} of the checkpoint does not fit "
-                        "rollout.num_generations or rollout.max_staleness as they are now",
+                        f"group {draw.prompt.uid} of the checkpoint was sampled or scored with "
+                        "other settings than now, or is too old for rollout.max_staleness",
                     )
                 self._buffer.admit(draw.prompt.uid)
                 tasks.create_task(self._roll_out(draw), name=f"roll out {draw.prompt.uid}")
@@ -157,13 +155,14 @@ class Driver:
         self._buffer.end()
 
     def _still_fits(self, group: RolloutTicket) -> bool:
-        """Whether a group of a checkpoint may train in its turn, whatever the config is now."""
+        """Whether a group of a checkpoint may train in its turn, whatever the config is now.
+
+        Scores compare log-probs of the learner with those at the temperature of the sampling, and
+        completions may be longer than the learner now has room for.
+        """
         steps_before = sum(self._buffer.counts().values()) // self._config.learner.prompts_per_step
         staleness = self._policy_version + steps_before - group.sampled.oldest_version
-        return (
-            staleness <= self._config.rollout.max_staleness
-            and len(group.rewards) == self._config.rollout.num_generations
-        )
+        return self._saved_as_now and staleness <= self._config.rollout.max_staleness
 
     async def _roll_out(self, draw: Draw) -> None:
         rollout, uid = self._config.rollout, draw.prompt.uid
@@ -212,8 +211,9 @@ class Driver:
 
     async def _train_steps(self, tasks: asyncio.TaskGroup) -> None:
         clock = asyncio.get_running_loop().time
+        ended = clock()
         for step in range(self._policy_version + 1, self._config.num_steps + 1):
-            times = StepTimes(began=clock())
+            times = StepTimes(began=ended, saved=clock())
             batch = await self._buffer.take(
                 policy_version=self._policy_version, drop_last=self._config.data.drop_last
             )
@@ -227,7 +227,7 @@ class Driver:
             times.evaluated = clock()
             sync = await self._roles.broadcaster.broadcast(policy_version=step)
             self._release(batch)
-            times.ended = clock()
+            times.ended = ended = clock()
             self._tell_of_the_step(result, batch)
             self._tracker.step(
                 step_metrics(
@@ -281,8 +281,8 @@ class Driver:
                 self._tracker.event(
                     "dynamic sampling",
                     f"step {result.policy_version} trained on {one_sided} one-sided of "
-                    f"{len(batch)} groups: {self._config.rollout.max_resample_times:g} times "
-                    "learner.prompts_per_step were replaced (rollout.max_resample_times)",
+                    f"{len(batch)} groups: {self._max_resampled} were replaced "
+                    "(rollout.max_resample_times)",
                 )
 
     def _tell_of_the_end(self) -> None:
@@ -308,11 +308,13 @@ class Driver:
         return DriverState(
             policy_version=self._policy_version,
             prompts=self._fingerprint,
+            prompts_per_step=self._config.learner.prompts_per_step,
+            sampling=self._sampling,
+            reward_function=self._config.reward.function,
             ledger=self._ledger.state(),
             num_resampled=self._buffer.num_resampled,
             buffered=tuple(
                 BufferedGroup(number=self._ledger.number(group.uid), accepted=accepted, group=group)
                 for group, accepted in self._buffer.complete_groups()
             ),
-            evaluated_version=self._evaluator.evaluated_version,
         )

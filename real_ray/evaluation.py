@@ -13,11 +13,7 @@ from real_ray.types import Prompt, Sampling
 
 
 class Evaluator:
-    """Accuracy on the evaluation prompts, through the generators and workers that training uses.
-
-    Args:
-        evaluated_version: policy version of the last evaluation, in a run that goes on.
-    """
+    """Accuracy on the evaluation prompts, through the generators and workers that training uses."""
 
     def __init__(
         self,
@@ -26,14 +22,13 @@ class Evaluator:
         *,
         rollouts: Rollouts,
         tracker: Tracker,
-        evaluated_version: int | None,
     ) -> None:
-        self.evaluated_version = evaluated_version
         self._config = config
         self._prompts = prompts[: config.eval.num_prompts]
         self._rollouts = rollouts
         self._tracker = tracker
         self._running: asyncio.Task[None] | None = None
+        self._evaluated_version: int | None = None  # the last one
         self._sampling = Sampling(
             n=1,
             temperature=0.0,
@@ -53,7 +48,7 @@ class Evaluator:
 
         Nothing happens if that version has been evaluated.
         """
-        if self._prompts and policy_version != self.evaluated_version:
+        if self._prompts and policy_version != self._evaluated_version:
             self._running = tasks.create_task(self._evaluate(policy_version), name="evaluation")
 
     async def finish(self) -> None:
@@ -69,7 +64,7 @@ class Evaluator:
         if rewards:
             positive = sum(reward > self._config.loss.positive_above for reward in rewards)
             self._tracker.evaluation(policy_version, positive / len(rewards), len(rewards))
-        self.evaluated_version = policy_version
+        self._evaluated_version = policy_version
 
     async def _reward(self, prompt: Prompt) -> float | None:
         """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""

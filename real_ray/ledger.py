@@ -62,11 +62,6 @@ class Ledger:
         """Whether the group of this number has been drawn and has left the pipeline."""
         return number < self._closed_below or number in self._closed
 
-    @property
-    def closed_below(self) -> int:
-        """The lowest number that is not closed."""
-        return self._closed_below
-
     def draw(self, number: int, uid: str) -> None:
         """A group has been drawn.
 

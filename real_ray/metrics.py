@@ -14,7 +14,8 @@ from real_ray.types import RolloutTicket, SyncReport, TrainResult
 class StepTimes:
     """When the parts of a step were done, in seconds of one clock."""
 
-    began: float
+    began: float  # the end of the step before
+    saved: float  # its checkpoint, if there was one to save, was complete
     taken: float = 0.0  # the batch was complete
     trained: float = 0.0
     evaluated: float = 0.0  # no evaluation of the old weights runs any more
@@ -64,7 +65,8 @@ def step_metrics(
         "sync/probe_difference": sync.probe_difference,
         "time/generate": fmean(group.seconds for group in sampled),
         "time/score": fmean(group.seconds for group in batch),
-        "time/wait": times.taken - times.began,
+        "time/checkpoint": times.saved - times.began,
+        "time/wait": times.taken - times.saved,
         "time/train": times.trained - times.taken,
         "time/evaluate": times.evaluated - times.trained,
         "time/sync": sync.seconds,

@@ -11,7 +11,7 @@ from groups import ticket_of
 
 from real_ray.checkpoint import BufferedGroup, DriverState
 from real_ray.ledger import LedgerState
-from real_ray.types import RolloutGroup
+from real_ray.types import RolloutGroup, Sampling
 
 
 def driver_state(
@@ -27,10 +27,12 @@ def driver_state(
     return DriverState(
         policy_version=policy_version,
         prompts="prompts",
+        prompts_per_step=2,
+        sampling=Sampling(n=2, temperature=0.6, max_tokens=8),
+        reward_function="rewards:f",
         ledger=LedgerState(closed_below=3, closed=(5,), outcomes={"trained": 4}),
         num_resampled=1,
         buffered=buffered,
-        evaluated_version=None,
     )
 
 

@@ -1,5 +1,6 @@
 """Run configs: strict sections, read from YAML and flags."""
 
+from real_ray.config.changes import changed_settings
 from real_ray.config.checkpoint import CheckpointConfig
 from real_ray.config.cluster import ClusterConfig
 from real_ray.config.data import DataConfig
@@ -29,6 +30,7 @@ __all__ = [
     "RunConfig",
     "SyncConfig",
     "TrackingConfig",
+    "changed_settings",
     "dump_config",
     "load_config",
 ]

@@ -40,7 +40,8 @@ class RolloutConfig(Section):
         3.0,
         gt=0,
         description="With `dynamic_sampling`: replace at most so many times "
-        "`learner.prompts_per_step` groups for one step; after that it trains on what it has.",
+        "`learner.prompts_per_step` groups for one step, rounded but at least one; after that it "
+        "trains on what it has.",
     )
     straggler: Literal["wait", "evict"] = Field(
         "wait",

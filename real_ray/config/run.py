@@ -36,7 +36,10 @@ class RunConfig(Section):
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
     max_consecutive_failures: int = Field(
-        16, ge=1, description="Stop when so many groups in a row could not be generated or scored."
+        16,
+        ge=1,
+        description="Stop when so many groups in a row could not be generated or scored, "
+        "or were evicted.",
     )
 
     @property

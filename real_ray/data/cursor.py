@@ -32,7 +32,6 @@ class PromptCursor:
         seed: of the order.
         shuffle: False keeps the given order in each epoch.
         num_epochs: None: endless.
-        start: number to begin with.
         skip: tells of a number whether it is left out.
     """
 
@@ -43,7 +42,6 @@ class PromptCursor:
         seed: int,
         shuffle: bool,
         num_epochs: int | None = None,
-        start: int = 0,
         skip: Callable[[int], bool] = lambda number: False,
     ) -> None:
         assert prompts, "load_prompts never returns an empty list"
@@ -51,7 +49,7 @@ class PromptCursor:
         self._seed = seed
         self._shuffle = shuffle
         self._end = None if num_epochs is None else num_epochs * len(prompts)
-        self._next = start
+        self._next = 0
         self._skip = skip
         self._order_of: tuple[int, IntArray] = (-1, np.empty(0, dtype=np.int32))
 

@@ -92,6 +92,7 @@ def learner_line(seconds: Mapping[str, float]) -> str:
         "waited for groups": "time/wait",
         "waited for evaluations": "time/evaluate",
         "synced weights": "time/sync",
+        "saved checkpoints": "time/checkpoint",
     }
     shares = {what: seconds.get(name, 0.0) / total for what, name in parts.items()}
     return ", ".join(f"{what} {share:.0%}" for what, share in shares.items() if share >= 0.005)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from real_ray.config import Config, dump_config
@@ -11,7 +13,53 @@ from real_ray.tracking.lock import RunLock
 from real_ray.tracking.records import EarlierRecords, replace_file, roll_back
 
 _OF_A_RUN = {"config.yaml", "logs", "samples"}
+_MADE_BY_STEPS = {"metrics.jsonl", "checkpoints", "model"}
 _LOCK = ".lock"
+
+
+def check_may_begin(config: Config) -> None:
+    """Check that a new run may take its directory: that it is empty, or holds a run which has
+    nothing to lose or is to be replaced.
+
+    Raises:
+        ConfigError: `run.overwrite` is not set for an earlier run, or anything else is in there,
+            which is never removed.
+    """
+    with _place_named(config):
+        path = config.run.directory
+        found = {entry.name for entry in path.iterdir()} - {_LOCK} if path.exists() else set()
+    if found and not found >= _OF_A_RUN:
+        raise ConfigError(
+            f"run.name: {path} holds files that are no run of real-ray. Choose another "
+            "--run.name or --run.output_dir"
+        )
+    if found & _MADE_BY_STEPS and not config.run.overwrite:
+        resumes = config.checkpoint.resume == "auto"
+        raise ConfigError(
+            f"run.name: {path} holds an earlier run"
+            + (" without a checkpoint to continue it from" if resumes else "")
+            + ". Choose another --run.name, "
+            + ("" if resumes else "continue that one with --checkpoint.resume auto, ")
+            + "or replace it with --run.overwrite true"
+        )
+
+
+def _found_from_anywhere(config: Config) -> Config:
+    """So that `config.yaml` continues the run whatever the current directory is."""
+    here = str(config.run.directory.parent)
+    return config.model_copy(update={"run": config.run.model_copy(update={"output_dir": here})})
+
+
+@contextlib.contextmanager
+def _place_named(config: Config) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such home, endless links
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"run.output_dir: cannot write to {config.run.output_dir}/{config.run.name}: "
+            f"{reason}. Choose a writable place with --run.output_dir"
+        ) from error
 
 
 class RunDirectory:
@@ -31,51 +79,25 @@ class RunDirectory:
 
     def __init__(self, config: Config, *, continued_after: int | None = None) -> None:
         self.earlier = EarlierRecords()
-        try:
+        with _place_named(config):
             self.path = config.run.directory
             if continued_after is None:
-                self._check_content()
+                check_may_begin(config)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(self.path / _LOCK)
             if continued_after is None:
-                self._clear(config)
+                self._clear()
             else:
                 self.earlier = roll_back(self.path, step=continued_after)
             self.samples.mkdir(exist_ok=True)
             self.logs.mkdir(exist_ok=True)
-            replace_file(self.config, dump_config(config).encode())
-        except (OSError, RuntimeError) as error:  # RuntimeError: no such home, endless links
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"run.output_dir: cannot write to {config.run.output_dir}/{config.run.name}: "
-                f"{reason}. Choose a writable place with --run.output_dir"
-            ) from error
+            replace_file(self.config, dump_config(_found_from_anywhere(config)).encode())
 
     def close(self) -> None:
         """Let other processes use the directory."""
         self._lock.release()
 
-    def _check_content(self) -> None:
-        """Refuse a directory with anything in it that is no run."""
-        entries = self.path.iterdir() if self.path.exists() else ()
-        found = {entry.name for entry in entries} - {_LOCK}
-        if found and not found >= _OF_A_RUN:
-            raise ConfigError(
-                f"run.name: {self.path} holds files that are no run of real-ray. Choose another "
-                "--run.name or --run.output_dir"
-            )
-
-    def _clear(self, config: Config) -> None:
-        """Remove a run that may be replaced: one that recorded no step, or any if asked for."""
-        if self.metrics.exists() and not config.run.overwrite:
-            resumes = config.checkpoint.resume == "auto"
-            raise ConfigError(
-                f"run.name: {self.path} holds an earlier run"
-                + (" without a checkpoint to continue it from" if resumes else "")
-                + ". Choose another --run.name, "
-                + ("" if resumes else "continue that one with --checkpoint.resume auto, ")
-                + "or replace it with --run.overwrite true"
-            )
+    def _clear(self) -> None:
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)

@@ -330,7 +330,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
             assert sample["uid"] in buffered or sample["oldest_version"] >= step, "old weights"
     events = read_rows(run.path / "events.jsonl")
     assert [e["text"] for e in events if e["kind"] == "resumed"] == [
-        f"from step {step}: {checkpoints[-1]}"
+        f"from step {step} ({checkpoints[-1]})"
     ]
     evaluated = [e["policy_version"] for e in events if e["kind"] == "evaluation"]
     assert sorted(set(evaluated)) == [0, 3, 6, 8]

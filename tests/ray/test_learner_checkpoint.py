@@ -374,7 +374,7 @@ class TestExport:
         with pytest.raises(CheckpointError, match="has no adapter, because all parameters"):
             export(saved, tmp_path / "model", adapter=True)
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-        with pytest.raises(CheckpointError, match="has no checkpoint step_N: set check"):
+        with pytest.raises(CheckpointError, match="has no complete checkpoint: checkp"):
             export(tmp_path / "run", tmp_path / "model")
 
     def test_the_frozen_base_is_not_in_a_checkpoint_with_lora(

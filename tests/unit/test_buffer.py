@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import rollout_ticket
+from fakes import rollout_ticket, sampled_ticket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,15 @@ async def test_a_fragment_or_a_merged_group_is_refused_by_name(members: int) -> 
     buffer.generated("p:7@0")
     with pytest.raises(GroupError, match=r"p:7@0.*not whole.*0 to 1.*got " + str(members)):
         buffer.push(rollout_ticket("p:7@0", members=members))
+
+
+async def test_a_group_with_a_reward_for_each_member_but_too_many_members_is_refused() -> None:
+    buffer = make_buffer()
+    buffer.admit("p:7@0")
+    buffer.generated("p:7@0")
+    group = rollout_ticket("p:7@0")
+    with pytest.raises(GroupError, match=r"p:7@0.*not whole.*got 3"):
+        buffer.push(replace(group, sampled=sampled_ticket("p:7@0", members=3)))
 
 
 async def test_a_group_is_pushed_once_and_only_after_it_was_admitted() -> None:

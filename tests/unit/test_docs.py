@@ -41,6 +41,7 @@ _KEY = re.compile(r"`(?:--)?([a-z]+)\.([a-z0-9_]+)(?:[ :=][^`]*)?`|--([a-z]+)\.(
 _PATH = re.compile(r"`((?:real_ray|actors|docs|examples|scripts|requirements)/[\w./-]*)`")
 _FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 _METRIC = re.compile(r'"([a-z]+/[a-z0-9_]+)"')
+_EVENT = re.compile(r'\bevent(?:=|\(|,)\s*"([a-z ]+)"')
 _STALENESS = re.compile(r"_staleness_\d+$")
 
 
@@ -61,6 +62,12 @@ def rows(document: str, heading: str) -> list[str]:
     """First cells, in code style, of all tables below a heading."""
     _, _, rest = document.partition(f"\n## {heading}\n")
     return _FIRST_CELL.findall(rest.partition("\n## ")[0])
+
+
+def code() -> str:
+    """All code of the product."""
+    packages = [ROOT / "real_ray", ROOT / "actors"]
+    return "\n".join(path.read_text() for package in packages for path in package.rglob("*.py"))
 
 
 def yaml_blocks(path: Path) -> list[str]:
@@ -138,7 +145,7 @@ async def written_metrics(tmp_path: Path) -> dict[str, float]:
         sync=sync,
         ready=0,
         left=dict.fromkeys(Outcome, 0),
-        times=StepTimes(began=0.0, taken=1.0, trained=2.0, evaluated=2.0, ended=3.0),
+        times=StepTimes(began=0.0, saved=0.0, taken=1.0, trained=2.0, evaluated=2.0, ended=3.0),
     )
     JsonlTracker(run, samples=False).step(metrics, ())
     (line,) = run.metrics.read_text().splitlines()
@@ -152,14 +159,17 @@ class TestMetrics:
         assert sorted(explained) == sorted({_STALENESS.sub("_staleness_N", n) for n in written})
 
     def test_every_metric_that_the_code_names_is_explained(self) -> None:
-        code = [
-            p.read_text()
-            for package in ("real_ray", "actors")
-            for p in ROOT.glob(f"{package}/**/*.py")
-        ]
-        named = {name for text in code for name in _METRIC.findall(text)}
+        named = set(_METRIC.findall(code()))
         assert len(named) > 30
         assert [name for name in sorted(named) if f"`{name}`" not in METRICS] == []
+
+    def test_exactly_the_events_that_the_code_names_are_explained(self) -> None:
+        named = {
+            *_EVENT.findall(code()),
+            *(f"group {outcome.value}" for outcome in (Outcome.EVICTED, Outcome.FAILED)),
+        }
+        explained = rows(METRICS, "events.jsonl")
+        assert sorted(named | {"policy_version", "eval/accuracy"}) == sorted(explained)
 
     def test_exactly_the_fields_of_a_sample_are_explained(self) -> None:
         fields = [field.name for field in dataclasses.fields(SampleRecord)]

@@ -13,10 +13,12 @@ from fakes import (
     FakeGenerators,
     FakeLearner,
     FakeRewards,
+    RecordingTracker,
     World,
     make_config,
 )
 
+from real_ray.checkpoint import DriverState
 from real_ray.errors import (
     GenerationError,
     LearnerError,
@@ -25,6 +27,7 @@ from real_ray.errors import (
     StalenessError,
     SyncError,
 )
+from real_ray.simulate.virtual_time import run_in_virtual_time
 from real_ray.types import Prompt, RolloutTicket, SampledTicket, SyncReport, TrainResult
 
 
@@ -96,6 +99,22 @@ async def test_no_prompt_is_lost_or_repeated_within_an_epoch() -> None:
     assert sorted(trained) == sorted(f"p:{i}@0" for i in range(30))
 
 
+def test_the_time_of_a_checkpoint_is_part_of_the_next_step() -> None:
+    class Learner(FakeLearner):
+        async def save_checkpoint(self, directory: str, state: DriverState) -> None:
+            await asyncio.sleep(5.0)
+
+    async def scenario() -> RecordingTracker:
+        world = World()
+        learner = Learner(world)
+        roles = {"learner": learner, "broadcaster": FakeBroadcaster(world, learner)}
+        return await run(make_config(checkpoint={"save_steps": 2}), world, **roles)
+
+    steps = run_in_virtual_time(scenario()).steps
+    assert [row["time/checkpoint"] for row in steps] == [0.0, 0.0, 5.0, 0.0]
+    assert [row["time/step"] for row in steps] == [0.0, 0.0, 5.0, 0.0]
+
+
 async def test_a_failed_generation_is_tried_again() -> None:
     world = World()
 
@@ -121,7 +140,11 @@ async def test_a_group_that_keeps_failing_is_accounted_for_and_replaced() -> Non
     assert len(trained) == 12
     assert "p:3@0" not in trained
     assert tracker.steps[-1]["async/failed"] == 1
-    assert [text for kind, text in tracker.events if kind == "group failed"] == ["p:3@0: boom"]
+    assert tracker.events == [
+        ("generation failed", "p:3@0: boom (try 1)"),
+        ("generation failed", "p:3@0: boom (try 2)"),
+        ("group failed", "p:3@0: boom"),
+    ]
 
 
 async def test_a_reward_that_failed_is_tried_again() -> None:
@@ -132,7 +155,8 @@ async def test_a_reward_that_failed_is_tried_again() -> None:
         tried.append(uid)
         return tried.count(uid) == 1
 
-    tracker = await run(make_config(), world, rewards=FakeRewards(world, poison=fails_once))
+    config = make_config(rollout={"max_retries": 0}, reward={"max_retries": 1})
+    tracker = await run(config, world, rewards=FakeRewards(world, poison=fails_once))
     assert len(world.batches) == 4
     assert {tried.count(uid) for uid in tried} == {2}
     assert {kind for kind, _ in tracker.events} == {"scoring failed"}

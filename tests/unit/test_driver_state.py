@@ -11,17 +11,20 @@ from fakes import rollout_ticket
 from real_ray.checkpoint import BufferedGroup, DriverState, from_json, to_json
 from real_ray.errors import CheckpointError
 from real_ray.ledger import LedgerState
+from real_ray.types import Sampling
 
 STATE = DriverState(
     policy_version=40,
     prompts="0123456789abcdef",
+    prompts_per_step=3,
+    sampling=Sampling(n=2, temperature=0.6, max_tokens=8, stop=("\n\n",)),
+    reward_function="rewards:f",
     ledger=LedgerState(closed_below=120, closed=(122, 125), outcomes={"trained": 120, "failed": 2}),
     num_resampled=1,
     buffered=(
         BufferedGroup(number=120, accepted=True, group=rollout_ticket("p:20@1")),
         BufferedGroup(number=123, accepted=False, group=rollout_ticket("p:2@1", oldest=39)),
     ),
-    evaluated_version=None,
 )
 
 

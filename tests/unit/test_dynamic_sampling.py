@@ -55,8 +55,15 @@ async def test_at_the_bound_the_step_trains_on_what_it_has_and_says_so() -> None
     assert tracker.ledgers[-1]["filtered"] == 2 * NUM_STEPS
     kinds = [kind for kind, _ in tracker.events]
     assert kinds == ["dynamic sampling"] * NUM_STEPS
-    assert "step 1 trained on 3 one-sided of 3 groups" in tracker.events[0][1]
-    assert "rollout.max_resample_times" in tracker.events[0][1]
+    assert tracker.events[0][1] == (
+        "step 1 trained on 3 one-sided of 3 groups: 2 were replaced (rollout.max_resample_times)"
+    )
+
+
+async def test_however_low_the_bound_is_one_group_of_a_step_may_be_replaced() -> None:
+    _, tracker, _ = await run_with(sampling_config(max_resample_times=0.1), every=1)
+    assert tracker.ledgers[-1]["filtered"] == NUM_STEPS
+    assert "3 groups: 1 were replaced" in tracker.events[0][1]
 
 
 async def test_surplus_stays_queued_and_the_staleness_bound_holds() -> None:

@@ -75,7 +75,12 @@ def metrics_of(batch: list[RolloutTicket], *, step_seconds: float = 4.0) -> dict
             Outcome.FAILED: 2,
         },
         times=StepTimes(
-            began=100.0, taken=100.5, trained=102.0, evaluated=102.25, ended=100.0 + step_seconds
+            began=99.75,
+            saved=100.0,
+            taken=100.5,
+            trained=102.0,
+            evaluated=102.25,
+            ended=99.75 + step_seconds,
         ),
     )
 
@@ -103,6 +108,7 @@ def test_every_number_of_a_step() -> None:
             "sync/probe_difference": 0.011,
             "time/generate": 1.5,
             "time/score": 0.15,
+            "time/checkpoint": 0.25,
             "time/wait": 0.5,
             "time/train": 1.5,
             "time/evaluate": 0.25,

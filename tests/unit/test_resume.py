@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from driver_runs import jitter, make_driver, run
@@ -168,21 +167,42 @@ async def test_buffered_groups_are_trained_on_and_not_sampled_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "rollout",
-    [{"num_generations": 4, "max_staleness": 2}, {"num_generations": 2, "max_staleness": 0}],
+    "changes",
+    [
+        {"rollout": {"num_generations": 4}},
+        {"rollout": {"temperature": 1.0}},
+        {"rollout": {"max_completion_length": 100}},
+        {"rollout": {"max_staleness": 0}},
+        {"reward": {"function": "rewards:other"}},
+    ],
 )
 async def test_buffered_groups_that_do_not_fit_the_config_any_more_are_drawn_again(
-    rollout: dict[str, object],
+    changes: dict[str, dict[str, object]],
 ) -> None:
     _, state = await saved_run(make_config(**SAVING))
     buffered = {b.group.uid for b in state.buffered if b.group.sampled.oldest_version < 2}
     assert buffered
-    world, generators, tracker = await run_on(make_config(**{**SAVING, "rollout": rollout}), state)
+    rollout = {**SAVING["rollout"], **changes.get("rollout", {})}
+    config = make_config(**{**SAVING, **changes, "rollout": rollout})
+    world, generators, tracker = await run_on(config, state)
     assert buffered <= {uid for batch in world.batches for uid in batch}
     assert buffered <= generators.attempts.keys()
     told = [text for kind, text in tracker.events if kind == "buffered group drawn again"]
     assert all(any(f"group {uid} " in text for text in told) for uid in buffered)
-    assert max(row["async/staleness_max"] for row in tracker.steps) <= rollout["max_staleness"]  # type: ignore[operator]
+    bound = config.rollout.max_staleness
+    assert max(row["async/staleness_max"] for row in tracker.steps) <= bound
+
+
+async def test_a_buffered_group_is_too_old_if_it_would_be_in_its_turn() -> None:
+    """Groups of two steps are buffered, of which those of the second would wait one step more."""
+    world = World()
+    await run(make_config(**SAVING), world, **roles(world))
+    state = world.checkpoints[0]
+    assert len(state.buffered) > 3
+    rollout = {**SAVING["rollout"], "max_staleness": 1}
+    _, generators, tracker = await run_on(make_config(**{**SAVING, "rollout": rollout}), state)
+    assert {b.group.uid for b in state.buffered} & generators.attempts.keys()
+    assert max(row["async/staleness_max"] for row in tracker.steps) <= 1
 
 
 @pytest.mark.parametrize(
@@ -231,12 +251,9 @@ async def test_a_run_whose_steps_are_done_trains_nothing_more() -> None:
     assert tracker.ledgers[-1]["trained"] == 12
 
 
-@pytest.mark.parametrize(("evaluated", "expected"), [(0, [2, 4]), (2, [4])])
-async def test_an_evaluation_is_made_again_only_if_it_was_not_finished(
-    evaluated: int, expected: list[int]
-) -> None:
+async def test_an_evaluation_that_was_due_with_the_checkpoint_is_made() -> None:
+    """It had only just begun when the checkpoint was saved."""
     config = make_config(**SAVING, eval={"every": 2, "at_end": False})
     _, state = await saved_run(config)
-    state = replace(state, evaluated_version=evaluated)
     _, _, tracker = await run_on(config, state, num_eval=3)
-    assert [version for version, *_ in tracker.evaluations] == expected
+    assert [version for version, *_ in tracker.evaluations] == [2, 4]

@@ -17,6 +17,7 @@ from real_ray.errors import CheckpointError, ConfigError
 from real_ray.ledger import LedgerState
 from real_ray.tracking import RunDirectory
 from real_ray.tracking.status import State, StatusTracker
+from real_ray.types import Sampling
 
 PROMPTS = make_prompts(5)
 Make = Callable[..., Config]
@@ -35,8 +36,7 @@ def make(tmp_path: Path) -> Make:
     ) -> Config:
         return make_config(
             run={"output_dir": str(tmp_path), "name": name, "num_steps": 8, **(run or {})},
-            checkpoint={"resume": str(resume)},
-            **sections,
+            **{**sections, "checkpoint": {"resume": str(resume), **sections.get("checkpoint", {})}},
         )
 
     return config
@@ -49,10 +49,12 @@ def save(config: Config, step: int, **changes: object) -> Path:
     state = DriverState(
         policy_version=step,
         prompts=PromptCursor(PROMPTS, seed=0, shuffle=True).fingerprint(),
+        prompts_per_step=config.learner.prompts_per_step,
+        sampling=Sampling(n=2, temperature=0.6, max_tokens=8),
+        reward_function="rewards:f",
         ledger=LedgerState(closed_below=0, closed=(), outcomes={}),
         num_resampled=0,
         buffered=(),
-        evaluated_version=None,
     )
     (partial_of(directory) / "driver.json").write_text(to_json(state))
     facts = {
@@ -121,6 +123,16 @@ class TestAuto:
         (tmp_path / "r").symlink_to(tmp_path / "real")
         assert find_start(make(), PROMPTS) == Start(checkpoint=checkpoint, step=4, continues=True)
 
+    def test_settings_that_are_others_now_are_told(self, make: Make) -> None:
+        end(make(loss={"tau": 0.5}), "stopped")
+        checkpoint = save(make(), 4)
+        config = make(loss={"tau": 0.3}, run={"num_steps": 9}, tracking={"samples": False})
+        start = find_start(config, PROMPTS)
+        assert start.changes == ("loss.tau 0.5 -> 0.3",)
+        assert start.describe(config).startswith(
+            f"continuing run r from step 4 ({checkpoint}), with loss.tau 0.5 -> 0.3; to start anew"
+        )
+
 
 class TestFinished:
     def test_there_is_nothing_left_to_do(self, make: Make) -> None:
@@ -134,6 +146,23 @@ class TestFinished:
             "run.num_steps or run.num_epochs; to start anew: --checkpoint.resume never "
             "--run.overwrite true"
         )
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"loss": {"type": "grpo"}}, "loss.type real -> grpo"),
+            ({"model": {"name_or_path": "other"}}, "model.name_or_path none -> other"),
+            ({"run": {"seed": 3}}, "run.seed 0 -> 3"),
+        ],
+    )
+    def test_another_experiment_is_not_taken_for_done(
+        self, make: Make, changes: dict[str, dict[str, object]], named: str
+    ) -> None:
+        end(make(), "finished")
+        message = refusal(make(**changes), ConfigError)
+        assert f"is finished, and was another one: {named}. Choose another --run.name" in message
+        same = make(eval={"at_end": False}, cluster={"num_cpus": 3}, checkpoint={"save_steps": 1})
+        assert find_start(same, PROMPTS).is_finished
 
     @pytest.mark.parametrize("state", ["running", "failed", "stopped"])
     def test_its_last_checkpoint_is_not_its_end(self, make: Make, state: State) -> None:
@@ -170,6 +199,22 @@ class TestPath:
             assert start.describe(config) == (
                 f"run r in {config.run.directory}, from step {step} ({start.checkpoint})"
             )
+
+    def test_what_began_there_goes_on_where_it_left_off(self, make: Make) -> None:
+        """The same command, again, as after a restart of the machine."""
+        other = make("other")
+        foreign = save(other, 4)
+        branch = make(resume=foreign, run={"overwrite": True})
+        assert find_start(branch, PROMPTS) == Start(checkpoint=foreign, step=4)
+        end(branch, "failed")
+        assert find_start(branch, PROMPTS) == Start(checkpoint=foreign, step=4)
+        own = save(branch, 6)
+        assert find_start(branch, PROMPTS) == Start(checkpoint=own, step=6, continues=True)
+        end(branch, "finished")
+        assert find_start(branch, PROMPTS).is_finished
+        # Another origin is another run.
+        elsewhere = make(resume=save(make("third"), 2))
+        assert find_start(elsewhere, PROMPTS).step == 2
 
     def test_of_this_run(self, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         newest = save(make(), 4)
@@ -219,6 +264,26 @@ class TestFit:
         with pytest.raises(CheckpointError, match=r"other training prompts than data\.train = "):
             find_start(make(), PROMPTS[:4])
         assert "run.seed changed" in refusal(make(run={"seed": 1}))
+
+    def test_steps_of_another_size_in_the_same_epochs(self, make: Make) -> None:
+        save(make(), 4)
+        config = make(run={"num_epochs": 20}, learner={"prompts_per_step": 2})
+        message = refusal(config)
+        assert "saved with learner.prompts_per_step = 3, and it is 2 now" in message
+        assert find_start(make(learner={"prompts_per_step": 2}), PROMPTS).step == 4
+
+    @pytest.mark.parametrize("lora_rank", [8, 0])
+    def test_another_base_model(self, make: Make, lora_rank: int) -> None:
+        targets = ("all-linear",)
+        save(make(), 4, base_model="Qwen/A", lora_rank=lora_rank, lora_target_modules=targets)
+        sections = {"learner": {"lora_rank": 8}} if lora_rank else {"loss": {"beta": 0.1}}
+        message = refusal(make(**sections))
+        assert "was trained on the model Qwen/A, and model.name_or_path is none now" in message
+        assert find_start(make(**sections, model={"name_or_path": "./Qwen/A"}), PROMPTS).step == 4
+
+    def test_without_adapter_and_kl_the_base_model_does_not_matter(self, make: Make) -> None:
+        save(make(), 4, base_model="Qwen/A")
+        assert find_start(make(), PROMPTS).step == 4
 
     def test_another_number_of_ranks_fits(self, make: Make) -> None:
         save(make(), 4, world_size=4)

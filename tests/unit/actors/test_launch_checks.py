@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fakes import make_config
+from fakes import make_config, make_prompts
 from tiny_model import build_tokenizer
 
-from actors.launch import check_cluster, launch
+from actors.launch import check_cluster, check_start, launch
 from real_ray.cli import main
 from real_ray.config import Config, dump_config
-from real_ray.errors import ResourceError
+from real_ray.errors import ConfigError, ResourceError
 from real_ray.tracking import RunDirectory
 from real_ray.tracking.status import StatusTracker
 
@@ -145,6 +145,16 @@ def test_a_finished_run_is_left_as_it_is(
     assert capsys.readouterr().out.startswith("run r is finished; its files are in ")
     assert {path: path.stat().st_mtime_ns for path in directory.path.iterdir()} == files
     assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_run_that_would_be_replaced_is_refused_by_the_check_too(tmp_path: Path) -> None:
+    config = make_config(run={"output_dir": str(tmp_path)}, checkpoint={"resume": "never"})
+    assert check_start(config, make_prompts(4)) == f"run run in {tmp_path / 'run'}"
+    directory = RunDirectory(config)
+    directory.metrics.write_text("{}")
+    directory.close()
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        check_start(config, make_prompts(4))
 
 
 def test_an_output_directory_that_cannot_be_written(

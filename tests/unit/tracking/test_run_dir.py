@@ -65,6 +65,15 @@ def test_is_absolute_and_knows_the_home_directory(
     assert RunDirectory(config_in("runs")).path == tmp_path / "runs" / "r"
 
 
+def test_its_config_finds_it_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(config_in("runs"))
+    monkeypatch.chdir("/")
+    assert load_config(run.config).run.directory == run.path
+
+
 class TestEarlierRun:
     def test_is_kept(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, num_steps=2)
@@ -76,6 +85,14 @@ class TestEarlierRun:
         )
         assert run.metrics.read_text() == row_of(1) + row_of(2)
         assert names(run.logs) == ["worker.out"]
+
+    @pytest.mark.parametrize("name", ["checkpoints", "model"])
+    def test_is_kept_for_what_it_has_learned(self, tmp_path: Path, name: str) -> None:
+        learned = make_run(tmp_path, num_steps=0).path / name
+        learned.mkdir()
+        with pytest.raises(ConfigError, match="holds an earlier run"):
+            RunDirectory(config_in(tmp_path, resume="never"))
+        assert learned.is_dir()
 
     def test_may_be_continued_instead(self, tmp_path: Path) -> None:
         make_run(tmp_path, num_steps=1)
