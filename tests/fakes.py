@@ -34,6 +34,8 @@ def make_config(**sections: dict[str, object]) -> Config:
     }
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
+    if "every" in values.get("eval", {}):
+        values["data"].setdefault("eval", "arithmetic")
     return Config.model_validate(values)
 
 

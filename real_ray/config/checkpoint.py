@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from real_ray.config.base import Section
+from real_ray.config.base import Place, Section
 
 
 class CheckpointConfig(Section):
@@ -20,9 +20,8 @@ class CheckpointConfig(Section):
     save_total_limit: int | None = Field(
         2, ge=1, description="Newest checkpoints to keep; older ones are removed. null: all."
     )
-    resume: str = Field(
+    resume: Place = Field(
         "auto",
-        min_length=1,
         description="`auto`: continue the run of this name from its newest complete checkpoint, if "
         "it has one; `never`: start anew; a path: continue from that checkpoint, or from the "
         "newest one of that run directory.",

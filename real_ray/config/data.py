@@ -6,18 +6,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from real_ray.config.base import Section
+from real_ray.config.base import Place, Section
 
 
 class DataConfig(Section):
-    train: str = Field(
-        min_length=1,
+    train: Place = Field(
         description="Training prompts: `arithmetic` (built in), a .jsonl/.json/.csv/.parquet file, "
         "a directory of the datasets library, or a dataset name on the Hugging Face hub "
         "(`name:configuration` where it has several).",
     )
     train_split: str = Field("train", description="Split of a hub dataset to train on.")
-    eval: str | None = Field(
+    eval: Place | None = Field(
         None, description="Evaluation prompts, same forms as `train`; null: no evaluation."
     )
     eval_split: str = Field("test", description="Split of a hub dataset to evaluate on.")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from real_ray.config.base import Section
+from real_ray.config.base import Place, Section
 
 
 class ModelConfig(Section):
-    name_or_path: str = Field(
-        min_length=1,
+    name_or_path: Place = Field(
         description="Hugging Face directory on this machine, or a model name on the hub.",
     )
     trust_remote_code: bool = Field(

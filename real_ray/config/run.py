@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from real_ray.config.base import Section
+from real_ray.config.base import Place, Section
 
 
 class RunConfig(Section):
@@ -16,7 +16,7 @@ class RunConfig(Section):
         max_length=100,
         description="Name of the run; its files are written to `output_dir/name`.",
     )
-    output_dir: str = Field("runs", min_length=1, description="Folder that holds all runs.")
+    output_dir: Place = Field("runs", description="Folder that holds all runs.")
     overwrite: bool = Field(
         False,
         description="Replace an earlier run of the same name instead of refusing it, unless "

@@ -73,6 +73,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_evaluation(self) -> Config:
+        if self.eval.every is not None and self.data.eval is None:
+            raise ValueError(
+                f"eval.every = {self.eval.every} asks for evaluations, and data.eval is null. Give "
+                "data.eval, or remove eval.every"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_ports(self) -> Config:
         if self.learner.port and self.learner.port == self.sync.port:
             raise ValueError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,12 @@ def check_may_begin(config: Config) -> None:
     """
     with _place_named(config):
         path = config.run.directory
-        found = {entry.name for entry in path.iterdir()} - {_LOCK} if path.exists() else set()
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if not os.access(there, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        found = {entry.name for entry in path.iterdir()} - {_LOCK} if there == path else set()
     if found and not found >= _OF_A_RUN:
         raise ConfigError(
             f"run.name: {path} holds files that are no run of real-ray. Choose another "
@@ -54,7 +61,7 @@ def _found_from_anywhere(config: Config) -> Config:
 def _place_named(config: Config) -> Iterator[None]:
     try:
         yield
-    except (OSError, RuntimeError) as error:  # RuntimeError: no such home, endless links
+    except (OSError, RuntimeError) as error:  # RuntimeError: endless links
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"run.output_dir: cannot write to {config.run.output_dir}/{config.run.name}: "

@@ -157,6 +157,16 @@ def test_a_run_that_would_be_replaced_is_refused_by_the_check_too(tmp_path: Path
         check_start(config, make_prompts(4))
 
 
+@pytest.mark.parametrize("place", ["a file", "a file/runs"])
+def test_the_check_refuses_an_output_directory_that_cannot_be_one(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "a file").touch()
+    config = make_config(run={"output_dir": str(tmp_path / place)})
+    with pytest.raises(ConfigError, match=r"output_dir: cannot write .*: Not a directory\. Choose"):
+        check_start(config, make_prompts(4))
+
+
 def test_an_output_directory_that_cannot_be_written(
     run: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,8 @@ def values_of(key: Key) -> st.SearchStrategy[Any]:
     values = st.from_type(Annotated[(kind, *bounds)] if bounds else kind)
     if key.kind == "string" and not key.choices:
         values |= st.sampled_from(_TRAPS)
+        values = values.filter(lambda text: text == "~" or not text.startswith("~"))
+        values = values.filter(bool) if key.bound == "not empty" else values
     if key.kind == "number":
         values = values.filter(math.isfinite)
     return st.none() | values if key.nullable else values
@@ -62,6 +64,9 @@ def keep_the_rules(values: dict[str, dict[str, Any]]) -> None:
     """Rules over several keys have nothing to do with reading and writing."""
     data, rollout = values["data"], values["rollout"]
     learner, loss = values["learner"], values["loss"]
+    data.setdefault("eval", "arithmetic")
+    if data["eval"] is None:
+        values["eval"].pop("every", None)
     rollout |= {"allow_truncated_sampling": True, "max_model_length": None}
     learner["prompts_per_step"] = 3 * learner.get("minibatches_per_batch", 1)
     longest = data.get("max_prompt_length", 1024) + rollout.get("max_completion_length", 512)
@@ -132,7 +137,7 @@ _OTHER_VALUES = {"rollout.oversample": "1.25"}
 
 @pytest.mark.parametrize("key", [k for k in describe_keys() if k.nullable], ids=lambda k: k.name)
 def test_nullable_keys_take_a_value_and_null(key: Key, tmp_path: Path) -> None:
-    required = {"model.name_or_path": "m", "data.train": "t", "loss.type": "dapo"}
+    required = {"model.name_or_path": "m", "data.train": "t", "data.eval": "t", "loss.type": "dapo"}
     required |= {"data.max_prompt_length": "1", "rollout.max_completion_length": "1"}
     path, value = tmp_path / "config.yaml", _OTHER_VALUES.get(key.name, _NEW_VALUES[key.kind])
     path.write_text(dump_config(load_config(None, required | {key.name: value})))

@@ -49,7 +49,7 @@ def test_every_section_class_is_exported() -> None:
         ("checkpoint.save_steps", "a whole number or null", "100", ">= 1"),
         ("cluster.device", "text", "auto", "one of auto, cpu, cuda"),
         ("data.train", "text", None, "not empty"),
-        ("data.eval", "text or null", "null", ""),
+        ("data.eval", "text or null", "null", "not empty"),
         ("learner.learning_rate", "a number", "2e-06", "> 0, <= 1"),
     ],
 )

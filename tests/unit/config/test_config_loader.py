@@ -432,6 +432,7 @@ class TestBounds:
                 "learner.max_tokens_per_microbatch",
                 "= 1000 cannot hold one sequence of data.max_prompt_length = 600 and rollout.",
             ),
+            ({"eval.every": 5}, "eval.every", "and data.eval is null. Give data.eval, or remove"),
             (
                 {"rollout.oversample": 2.5},
                 "rollout.oversample",
@@ -462,6 +463,17 @@ class TestBounds:
         ):
             assert re.match(rf"{re.escape(start)}(\d+: )?{re.escape(place)}: ", message)
             assert words in message
+
+    @pytest.mark.parametrize(
+        "key",
+        ["run.output_dir", "model.name_or_path", "data.train", "data.eval", "checkpoint.resume"],
+    )
+    def test_the_home_of_nobody(self, key: str) -> None:
+        message = only_problem(None, FLAGS | {key: "~no-such-user/place"})
+        assert message == (
+            f"--{key}: `~no-such-user` has no home directory here. Write the path out"
+        )
+        load_config(None, FLAGS | {key: "~/place"})
 
     @pytest.mark.parametrize(
         "keys",

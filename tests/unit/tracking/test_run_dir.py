@@ -277,6 +277,3 @@ class TestPlaceThatCannotBeWritten:
 
     def test_a_name_that_is_too_long(self, tmp_path: Path) -> None:
         assert "File name too long" in self.refusal(tmp_path / ("x" * 300))
-
-    def test_in_the_home_of_nobody(self) -> None:
-        assert "home directory" in self.refusal("~no-such-user/runs")
