@@ -1,7 +1,7 @@
 """Compare runs of the demo with their simulations: seconds per step, in their own timings.
 
 A simulation knows of a run what `real-ray simulate CONFIG --like RUN` reads: its config, and how
-long generations, rewards, optimiser steps and weight syncs took, but not in which order.
+long generations, rewards, optimiser steps and weight syncs took in each step but the first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from arguments import finished_run
 from report import Report
 from rich.console import Console
 
@@ -50,7 +51,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--run",
-        type=Path,
+        type=finished_run,
         action="append",
         metavar="DIR",
         help="a run that is done, can be repeated; default: runs the demo",

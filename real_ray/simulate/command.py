@@ -13,11 +13,15 @@ from typing import Any
 from rich.console import Console
 
 from real_ray.config import Config
+from real_ray.config.keys import keys_by_name
 from real_ray.errors import ConfigError
 from real_ray.simulate.distributions import constant, parse_distribution
 from real_ray.simulate.plan import PlanResult, simulate
 from real_ray.simulate.report import limit, plan_name, print_results
 from real_ray.simulate.timings import Timings, timings_of_run
+
+_AXES = {"--generators": "rollout.num_generators", "--max-staleness": "rollout.max_staleness"}
+"""Options with several values, each a plan of its own, and their keys."""
 
 LoadConfig = Callable[[Sequence[tuple[str, str]]], Config]
 """The user's config with further overrides."""
@@ -39,6 +43,12 @@ class Options:
     generators: str | None
     max_staleness: str | None
     json: Path | None
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The options that name several plans, and their values."""
+        values = {"--generators": self.generators, "--max-staleness": self.max_staleness}
+        return {option: text for option, text in values.items() if text is not None}
 
 
 def run(load: LoadConfig, options: Options) -> int:
@@ -69,10 +79,15 @@ def _timings(config: Config, options: Options) -> Timings:
         for name in ("generate", "score", "train", "sync", "pause")
         if (text := getattr(options, name)) is not None
     }
-    if options.generators is not None and options.groups_per_generator is None:
+    if options.axes and options.groups_per_generator is None:
         raise ConfigError(
-            "--generators compares numbers of generators: give --groups-per-generator too, the "
-            "groups that one generator runs at once in the time of --generate"
+            f"{' and '.join(options.axes)}: give --groups-per-generator too, which is the same in "
+            "all plans: the groups that one generator runs at once in the time of --generate"
+        )
+    if "pause" in given and "sync" not in given and options.like is None:
+        raise ConfigError(
+            f"--pause {options.pause}: is the first part of a weight sync, which takes 0 s unless "
+            "--sync is given. Give --sync too"
         )
     if options.like is not None:
         timings = timings_of_run(options.like)
@@ -92,29 +107,50 @@ def _timings(config: Config, options: Options) -> Timings:
             groups_per_generator=-(-config.num_slots // config.rollout.num_generators),
         )
     changes: dict[str, Any] = {**given, "failures": options.failures}
-    return dataclasses.replace(
+    timings = dataclasses.replace(
         timings,
         **changes,
         one_sided=options.one_sided,
         groups_per_generator=options.groups_per_generator or timings.groups_per_generator,
     )
+    if timings.pause.mean > timings.sync.mean:
+        raise ConfigError(
+            f"--pause: is the first part of a weight sync, but takes {timings.pause.mean:.3g} s "
+            f"and that {timings.sync.mean:.3g} s on average. Give a shorter --pause, or a longer "
+            "--sync"
+        )
+    return timings
 
 
 def _overrides(options: Options) -> list[list[tuple[str, str]]]:
     """Of each plan: every number of generators with every bound of staleness."""
     axes = [
-        [(key, value.strip()) for value in values.split(",")]
-        for key, values in (
-            ("rollout.num_generators", options.generators),
-            ("rollout.max_staleness", options.max_staleness),
-        )
-        if values is not None
+        [(_AXES[option], _whole_number(option, item)) for item in text.split(",")]
+        for option, text in options.axes.items()
     ]
     return [list(pairs) for pairs in product(*axes)]
 
 
+def _whole_number(option: str, item: str) -> str:
+    try:
+        int(item)
+    except ValueError:
+        raise ConfigError(
+            f"{option}: {item!r} is no whole number (allowed {keys_by_name()[_AXES[option]].bound})"
+            ". Write numbers with commas between them, as in 1,2,4"
+        ) from None
+    return item.strip()
+
+
 def _plan(load: LoadConfig, overrides: Sequence[tuple[str, str]]) -> Config:
-    config = load(overrides)
+    try:
+        config = load(overrides)
+    except ConfigError as error:
+        # Without these overrides it can be loaded, as `_timings` did: name what the user typed.
+        message = str(error)
+        for option, key in _AXES.items():
+            message = message.replace(f"--{key}", option)
+        raise ConfigError(message) from error
     if config.run.num_steps is None:
         raise ConfigError(
             "run.num_steps: the config leaves it to its data, which a simulation does not read. "
@@ -155,7 +191,13 @@ def _as_json(timings: Timings, results: Sequence[PlanResult]) -> str:
 
 
 def _check_writable(path: Path) -> None:
+    """A new file is removed again, as the simulation may fail."""
     try:
-        path.open("a", encoding="utf-8").close()
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            path.open("a").close()
+        else:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"--json: {path} cannot be written: {error.strerror}") from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from real_ray.config import Config
 from real_ray.errors import GenerationError, SyncError
 from real_ray.simulate.distributions import chances
+from real_ray.simulate.level import Level
 from real_ray.simulate.timings import Timings
 from real_ray.types import Prompt, SampledTicket, Sampling
 
@@ -49,8 +49,8 @@ class SimulatedGenerators:
         self._drained = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
-        self._busy_generators = _Level(self._clock)
-        self._running_completions = _Level(self._clock)
+        self._busy_generators = Level()
+        self._running_completions = Level()
         self._standing_still = 0.0  # generator seconds
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
@@ -95,11 +95,10 @@ class SimulatedGenerators:
     def use(self) -> GeneratorUse:
         """Since the beginning."""
         seconds = self._clock() - self._began or 1.0
-        whole = seconds * len(self._engines)
         return GeneratorUse(
-            idle=1 - self._busy_generators.area() / whole,
-            paused=self._standing_still / whole,
-            slots=self._running_completions.area() / (seconds * self._capacity),
+            idle=1 - self._busy_generators.mean() / len(self._engines),
+            paused=self._standing_still / (seconds * len(self._engines)),
+            slots=self._running_completions.mean() / self._capacity,
         )
 
     async def _sample(self, engine: _Engine, prompt: Prompt, sampling: Sampling) -> SampledTicket:
@@ -142,7 +141,7 @@ class SimulatedGenerators:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not turn.cancelled():  # it came in the meantime
                 self._leave(engine, size)
             raise
 
@@ -179,23 +178,3 @@ class _Engine:
         self.room = room  # completions that could be started now
         self.running = 0
         self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-
-class _Level:
-    """A number that changes over time, and its integral."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.value = 0
-        self._clock = clock
-        self._area = 0.0
-        self._since = clock()
-
-    def change(self, by: int) -> None:
-        now = self._clock()
-        self._area += self.value * (now - self._since)
-        self._since = now
-        self.value += by
-
-    def area(self) -> float:
-        self.change(0)
-        return self._area

@@ -36,6 +36,7 @@ class PlanResult:
     generators_idle: float  # time with nothing to sample, mean over generators
     generators_paused: float  # time in which groups stood still for new weights
     slots_used: float  # completions that ran, of those that the generators could run
+    rewards_busy: float  # time in which a reward worker scores, mean over workers
     learner_train: float  # shares of the steps' time
     learner_waits_for_groups: float
     learner_waits_for_evaluation: float
@@ -75,12 +76,13 @@ async def run_plan(
     seeds = range(4 * config.run.seed, 4 * config.run.seed + 4)
     generators = SimulatedGenerators(config, timings, seed=seeds[0])
     learner = SimulatedLearner(config, timings, seed=seeds[1])
+    rewards = SimulatedRewards(config, timings, seed=seeds[2])
     record = _Record(progress)
     driver = Driver(
         config,
         roles=Roles(
             generators=generators,
-            rewards=SimulatedRewards(config, timings, seed=seeds[2]),
+            rewards=rewards,
             learner=learner,
             broadcaster=SimulatedBroadcaster(config, timings, generators=generators, seed=seeds[3]),
         ),
@@ -103,6 +105,7 @@ async def run_plan(
         generators_idle=use.idle,
         generators_paused=use.paused,
         slots_used=use.slots,
+        rewards_busy=rewards.busy(),
         learner_train=record.share("time/train"),
         learner_waits_for_groups=record.share("time/wait"),
         learner_waits_for_evaluation=record.share("time/evaluate"),

@@ -12,6 +12,8 @@ from rich.table import Table
 from real_ray.simulate.plan import PlanResult
 
 _BAR = 30  # characters of a share of 1
+_FULL = 0.8  # share from which more of something helps; where work comes in bursts, 1 is rare
+_MAX_STALENESS = 8  # that rollout.max_staleness allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,25 @@ def limit(result: PlanResult) -> Limit:
             f"the time, while {1 - result.slots_used:.0%} of the generators' slots are free",
         )
     waits = f"the learner waits for groups {result.learner_waits_for_groups:.0%} of the time"
-    if result.slots_used >= 0.8:
+    if result.rewards_busy >= max(_FULL, result.slots_used):
+        return Limit(
+            "rewards",
+            f"scoring limits: {waits}, while the reward workers are busy "
+            f"{result.rewards_busy:.0%} of it; a larger reward.num_workers helps",
+        )
+    if result.slots_used >= _FULL:
         return Limit(
             "generators",
             f"generation limits: {waits}, while {result.slots_used:.0%} of the generators' slots "
             "are in use; more or faster generators help",
         )
+    helps = "rollout.straggler: evict against slow groups"
+    if result.max_staleness < _MAX_STALENESS:
+        helps = f"a larger rollout.max_staleness, or {helps},"
     return Limit(
         "pipeline",
         f"the pipeline limits: {waits}, while only {result.slots_used:.0%} of the generators' "
-        "slots are in use; a larger rollout.max_staleness, or rollout.straggler: evict against "
-        "slow groups, helps most",
+        f"slots are in use; {helps} helps most",
     )
 
 
@@ -85,6 +95,7 @@ def _page(result: PlanResult) -> Table:
         f"{result.generators_idle:.1%}, paused for new weights {result.generators_paused:.1%}; "
         f"slots in use {result.slots_used:.1%}",
     )
+    table.add_row("rewards", f"workers busy {result.rewards_busy:.1%}")
     table.add_row(
         "learner",
         f"trains {result.learner_train:.1%}, waits for groups "
@@ -130,6 +141,7 @@ def _row(result: PlanResult) -> dict[str, str]:
         "groups\na second": f"{result.groups_per_second:.3g}",
         "generators\nidle": f"{result.generators_idle:.0%}",
         "slots\nin use": f"{result.slots_used:.0%}",
+        "rewards\nbusy": f"{result.rewards_busy:.0%}",
         "learner\ntrains": f"{result.learner_train:.0%}",
         "waits for\ngroups": f"{result.learner_waits_for_groups:.0%}",
         "\nsync": f"{result.learner_waits_for_sync:.0%}",

@@ -9,9 +9,10 @@ from random import Random
 
 from real_ray.checkpoint import DriverState
 from real_ray.config import Config
-from real_ray.errors import LearnerError, RewardError
+from real_ray.errors import LearnerError, RewardError, SyncError
 from real_ray.simulate.distributions import chances
 from real_ray.simulate.generators import SimulatedGenerators
+from real_ray.simulate.level import Level
 from real_ray.simulate.timings import Timings
 from real_ray.types import RolloutTicket, SampledTicket, SyncReport, TrainResult
 
@@ -23,14 +24,20 @@ class SimulatedRewards:
         random = Random(seed)
         self._seconds = timings.score.draws(random)
         self._one_sided = chances(timings.one_sided, random)
-        self._idle = asyncio.Semaphore(config.reward.num_workers)
+        self._num_workers = config.reward.num_workers
+        self._idle = asyncio.Semaphore(self._num_workers)
+        self._busy = Level()
         self._timeout_s = config.reward.timeout_s
         self._right, self._wrong = config.loss.positive_above + 1, config.loss.positive_above
 
     async def score(self, group: SampledTicket) -> RolloutTicket:
         seconds, one_sided = next(self._seconds), next(self._one_sided)
         async with self._idle:
-            await asyncio.sleep(min(seconds, self._timeout_s))
+            self._busy.change(1)
+            try:
+                await asyncio.sleep(min(seconds, self._timeout_s))
+            finally:
+                self._busy.change(-1)
         if seconds > self._timeout_s:
             raise RewardError(
                 f"group {group.uid}: not scored within {self._timeout_s:g} s (reward.timeout_s)"
@@ -38,6 +45,10 @@ class SimulatedRewards:
         wrong = () if one_sided else (self._wrong,)
         rewards = (self._right,) * (group.num_members - len(wrong)) + wrong
         return RolloutTicket(sampled=group, rewards=rewards, seconds=seconds, ref=None)
+
+    def busy(self) -> float:
+        """Share of the time since the beginning in which a worker scores, mean over workers."""
+        return self._busy.mean() / self._num_workers
 
 
 class SimulatedLearner:
@@ -73,8 +84,10 @@ class SimulatedBroadcaster:
     def __init__(
         self, config: Config, timings: Timings, *, generators: SimulatedGenerators, seed: int
     ) -> None:
-        random = Random(seed)
-        self._seconds, self._pauses = timings.sync.draws(random), timings.pause.draws(random)
+        # Each from the same numbers: a pause that is all of its sync is as long as it, each time.
+        self._seconds = timings.sync.draws(Random(seed))
+        self._pauses = timings.pause.draws(Random(seed))
+        self._timeout_s = config.sync.timeout_s
         self._generators = generators
         self._in_flight = config.rollout.in_flight_updates
 
@@ -82,7 +95,13 @@ class SimulatedBroadcaster:
         clock = asyncio.get_running_loop().time
         began = clock()
         seconds = next(self._seconds)
-        pause = min(next(self._pauses), seconds)
+        pause = min(next(self._pauses), seconds)  # drawn numbers may be the wrong way round
+        if seconds > self._timeout_s:
+            await asyncio.sleep(self._timeout_s)
+            raise SyncError(
+                f"weight sync of version {policy_version}: a generator did not answer within "
+                f"{self._timeout_s:g} s (sync.timeout_s). Raise it"
+            )
         await self._generators.pause(pause, in_flight=self._in_flight)
         self._generators.resume(policy_version=policy_version)
         await asyncio.sleep(seconds - pause)

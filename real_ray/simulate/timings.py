@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from real_ray.config import load_config
+from real_ray.config.problems import show
 from real_ray.errors import ConfigError
 from real_ray.simulate.distributions import Distribution, measured
 
@@ -42,13 +45,11 @@ def timings_of_run(directory: Path) -> Timings:
     in which groups stood still. These are taken off, since a simulated pause delays groups again.
 
     Raises:
-        ConfigError: the directory is no run, or has too few steps.
+        ConfigError: the directory is no run, has too few steps, or a line that is no step's.
     """
     path = directory / "metrics.jsonl"
-    if not path.is_file():
-        raise ConfigError(f"--like: {path} does not exist. Give the directory of a run")
-    config = load_config(directory / "config.yaml")
     rows = _rows(path)[1:]
+    config = load_config(directory / "config.yaml")
     if not rows:
         raise ConfigError(
             f"--like: {path} has fewer than 2 steps, and the first one, which warms up, is left "
@@ -82,14 +83,39 @@ def _last_first(values: list[float]) -> list[float]:
 
 
 def _rows(path: Path) -> list[dict[str, float]]:
+    """All lines but a last one that was cut while it was written."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"--like: {path} cannot be read: {error.strerror}. Give the directory of a run"
+        ) from error
     rows: list[dict[str, float]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"--like: {path}, line {number} is no JSON: {error}") from error
-        missing = [name for name in _NEEDED if not isinstance(row.get(name), int | float)]
-        if missing:
-            raise ConfigError(f"--like: {path}, line {number} has no number for {missing[0]}")
+    lines = content.splitlines()
+    for number, line in enumerate(lines, 1):
+        row = _object(line)
+        if row is None:
+            if number == len(lines) and not content.endswith(b"\n"):
+                break
+            start = line[:40].decode("utf-8", "backslashreplace")
+            raise ConfigError(
+                f"--like: {path}:{number}: no JSON object (got {start!r}). Give another run"
+            )
+        for name in _NEEDED:
+            value: Any = row.get(name)
+            # Refuses true too, and the NaN and Infinity that Python's JSON has.
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ConfigError(
+                    f"--like: {path}:{number}: {name} must be a finite number from 0 on (got "
+                    f"{show(value)}). Give another run"
+                )
         rows.append(row)
     return rows
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

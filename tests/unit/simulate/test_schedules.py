@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from itertools import repeat
+from random import Random
 
 import pytest
 from fakes import make_config
 
 from real_ray.config import Config
 from real_ray.errors import LearnerError, RewardError, RunError, SyncError
-from real_ray.simulate import PlanResult, Timings, constant, parse_distribution, simulate
+from real_ray.simulate import (
+    Distribution,
+    PlanResult,
+    Timings,
+    constant,
+    parse_distribution,
+    run_in_virtual_time,
+    simulate,
+)
 from real_ray.simulate.distributions import measured
+from real_ray.simulate.generators import SimulatedGenerators
+from real_ray.simulate.roles import SimulatedBroadcaster
+from real_ray.types import SyncReport
 
 STEPS = 20
 
@@ -25,7 +39,7 @@ def timings(**seconds: float) -> Timings:
 
 
 def config(max_staleness: int = 1, **sections: dict[str, object]) -> Config:
-    """Steps of 3 groups of 2."""
+    """Steps of 3 groups of 2, without evaluations."""
     sections["run"] = {"num_steps": STEPS, **sections.get("run", {})}
     sections["rollout"] = {"max_staleness": max_staleness, **sections.get("rollout", {})}
     sections["reward"] = {"num_workers": 8, **sections.get("reward", {})}
@@ -107,7 +121,33 @@ def test_groups_beyond_the_room_of_a_generator_wait() -> None:
 
 def test_reward_workers_score_one_group_at_a_time() -> None:
     one = config(0, reward={"num_workers": 1})
-    assert simulate(one, timings(score=5)).seconds_per_step == pytest.approx(4 + 3 * 5 + 3 + 2)
+    result = simulate(one, timings(score=5))
+    assert result.seconds_per_step == pytest.approx(4 + 3 * 5 + 3 + 2)
+    assert result.rewards_busy == pytest.approx(STEPS * 3 * 5 / result.seconds)
+    five = config(0, reward={"num_workers": 5})
+    result = simulate(five, timings(score=5))
+    assert result.rewards_busy == pytest.approx(3 / 5 * STEPS * 5 / result.seconds)
+
+
+def test_a_pause_that_is_all_of_its_sync_is_as_long_each_time() -> None:
+    sync = parse_distribution("lognormal:2,1", option="--sync")
+    plan = dataclasses.replace(timings(), sync=sync, pause=sync)
+
+    async def work() -> list[SyncReport]:
+        generators = SimulatedGenerators(config(), plan, seed=0)
+        broadcaster = SimulatedBroadcaster(config(), plan, generators=generators, seed=1)
+        return [await broadcaster.broadcast(policy_version=version) for version in range(5)]
+
+    reports = run_in_virtual_time(work())
+    assert len({report.seconds for report in reports}) == 5
+    for report in reports:
+        assert report.pause_seconds == pytest.approx(report.seconds)
+
+
+def test_a_drawn_pause_ends_with_its_sync() -> None:
+    pause = parse_distribution("lognormal:2,1", option="--pause")  # every other one is longer
+    plan = dataclasses.replace(timings(), pause=pause)
+    assert simulate(config(0), plan).seconds_per_step == pytest.approx(4 + 3 + 2)
 
 
 def test_an_evaluation_holds_up_the_weights_that_come_after_it() -> None:
@@ -184,6 +224,12 @@ def test_groups_that_are_evicted_while_they_wait_leave_their_place_to_others() -
             SyncError,
             r"within 5 s \(sync.timeout_s\).*in_flight_updates",
         ),
+        (
+            {"sync": {"timeout_s": 5}},
+            {"sync": 6},
+            SyncError,
+            r"weight sync of version 0: .* within 5 s \(sync.timeout_s\)",
+        ),
     ],
 )
 def test_what_would_end_a_run_ends_its_simulation(
@@ -209,6 +255,22 @@ def test_the_seed_alone_decides() -> None:
 
     assert result(1) == result(1)
     assert result(1) != result(2)
+
+
+def test_roles_draw_their_times_apart() -> None:
+    drawn: dict[str, float] = {}
+
+    def draws(name: str) -> Distribution:
+        def first(random: Random) -> Iterator[float]:
+            drawn[name] = random.random()
+            return repeat(1.0)
+
+        return Distribution(name, 1.0, first)
+
+    names = ("generate", "score", "train", "sync")
+    simulate(config(0), dataclasses.replace(timings(), **{name: draws(name) for name in names}))
+    assert drawn.keys() == set(names)
+    assert len(set(drawn.values())) == len(names)
 
 
 def test_progress_is_told() -> None:

@@ -73,3 +73,51 @@ def test_nobody_overtakes_a_group_that_waits_for_room() -> None:
         ]
 
     run_in_virtual_time(work())
+
+
+def test_a_pause_that_begins_in_the_time_that_another_cost_delays_again() -> None:
+    async def work() -> None:
+        generators = await make_generators()
+        group = asyncio.create_task(generators.generate(PROMPT, GROUP))
+        await asyncio.sleep(3)
+        await generators.pause(10, in_flight=True)
+        generators.resume(policy_version=1)  # at 13, with 1 of its 4 s left
+        await asyncio.sleep(0.5)
+        await generators.pause(10, in_flight=True)
+        generators.resume(policy_version=2)
+        await group
+        assert asyncio.get_running_loop().time() == 4 + 2 * 10
+
+    run_in_virtual_time(work())
+
+
+def test_a_group_that_is_given_up_as_its_turn_comes_leaves_its_place() -> None:
+    async def work() -> None:
+        generators = await make_generators()
+        async with asyncio.TaskGroup() as tasks:
+            pause = tasks.create_task(generators.pause(1, in_flight=True))
+            await asyncio.sleep(0)
+            given_up = tasks.create_task(generators.generate(PROMPT, GROUP))
+            await pause
+            generators.resume(policy_version=1)  # its turn, which it does not know yet
+            given_up.cancel()
+            for _ in range(2):
+                tasks.create_task(generators.generate(PROMPT, GROUP))
+        assert asyncio.get_running_loop().time() == 1 + 4, "both at once, in all of the room"
+
+    run_in_virtual_time(work())
+
+
+def test_a_group_that_is_given_up_before_its_turn_leaves_no_place() -> None:
+    async def work() -> None:
+        generators = await make_generators()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                last = tasks.create_task(generators.generate(PROMPT, GROUP))
+            await asyncio.sleep(1)
+            last.cancel()
+            await asyncio.sleep(1)
+            await generators.generate(PROMPT, GROUP)
+        assert asyncio.get_running_loop().time() == 4 + 4, "after the first two"
+
+    run_in_virtual_time(work())

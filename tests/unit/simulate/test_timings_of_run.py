@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from math import inf, nan
 from pathlib import Path
 from random import Random
 
@@ -71,12 +72,57 @@ def test_a_simulation_in_these_timings_takes_what_the_run_took(tmp_path: Path) -
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--like: .*metrics\.jsonl does not exist"):
+    with pytest.raises(ConfigError, match=r"--like: .*metrics\.jsonl cannot be read: No such file"):
         timings_of_run(tmp_path)
     with pytest.raises(ConfigError, match="fewer than 2 steps"):
         timings_of_run(write_run(tmp_path, [row()]))
-    with pytest.raises(ConfigError, match="line 2 has no number for time/sync"):
-        timings_of_run(write_run(tmp_path, [row(), row(time_sync=None)]))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1')
-    with pytest.raises(ConfigError, match="line 1 is no JSON"):
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"--like: .*metrics\.jsonl cannot be read: Is a dir"):
         timings_of_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"5", b"null", b"", b'{"step": 1', b"{step: 1}", b'{"step": "\xff"}']
+)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_lines_that_are_no_json_objects_are_refused(
+    tmp_path: Path, line: bytes, place: int
+) -> None:
+    file = write_run(tmp_path, [row()] * 2) / "metrics.jsonl"
+    lines = file.read_bytes().splitlines()
+    lines.insert(place - 1, line)
+    # Of a cut file too, unless it is its last line.
+    file.write_bytes(b"\n".join(lines) + b"\n" * (place == 3))
+    with pytest.raises(ConfigError) as raised:
+        timings_of_run(tmp_path)
+    message = str(raised.value)
+    assert message.startswith(f"--like: {file}:{place}: no JSON object (got '{line[:5].decode()}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (nan, "NaN"), (inf, "Infinity"), (-0.5, "-0.5"), (True, "true")],
+)
+@pytest.mark.parametrize("name", ["time/sync", "async/in_flight_updates"])
+def test_what_is_no_time_is_refused(
+    tmp_path: Path, name: str, value: float | None, text: str
+) -> None:
+    write_run(tmp_path, [row(), row() | {name: value}, row()])
+    with pytest.raises(ConfigError) as raised:
+        timings_of_run(tmp_path)
+    assert str(raised.value) == (
+        f"--like: {tmp_path / 'metrics.jsonl'}:2: {name} must be a finite number from 0 on "
+        f"(got {text}). Give another run"
+    )
+
+
+@pytest.mark.parametrize("cut", ["", "{", '{"time/train": 9', '{"text": "\udcc3'])
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, cut: str) -> None:
+    file = write_run(tmp_path, [row(), row(time_train=3.0)]) / "metrics.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + cut.encode("utf-8", "surrogateescape"))
+    assert first(timings_of_run(tmp_path).train, 2) == [3.0, 3.0]
+    file.write_bytes(whole.rstrip())
+    assert first(timings_of_run(tmp_path).train, 2) == [3.0, 3.0], "only its end of line is cut"
