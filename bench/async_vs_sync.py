@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+from arguments import at_least
 from jobs import WARM, Job, role_of, run_demo, tree
 from report import Report, Row
 
@@ -60,16 +61,17 @@ def alternate(completions: Sequence[str], **_: object) -> list[float]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="directory or hub name; default: the model of the demo")
-    parser.add_argument("--rounds", type=int, default=2, help="default: 2")
-    parser.add_argument("--steps", type=int, default=13, help="of each run; default: 13")
-    parser.add_argument("--length", type=int, default=96, help="of completions; default: 96 tokens")
-    parser.add_argument("--groups", type=int, default=2, help="of a step; default: 2")
-    parser.add_argument("--members", type=int, default=4, help="of a group; default: 4")
+    parser.add_argument("--rounds", type=at_least(1), default=2, help="default: 2")
+    parser.add_argument(
+        "--steps", type=at_least(WARM + 1), default=13, help="of each run; default: 13"
+    )
+    parser.add_argument(
+        "--length", type=at_least(1), default=96, help="of completions; default: 96 tokens"
+    )
+    parser.add_argument("--groups", type=at_least(1), default=2, help="of a step; default: 2")
+    parser.add_argument("--members", type=at_least(2), default=4, help="of a group; default: 4")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
-    options = parser.parse_args()
-    if options.steps <= WARM or options.rounds < 1:
-        parser.error(f"--steps must be above {WARM}, and --rounds above 0")
-    return options
+    return parser.parse_args()
 
 
 def _flags(directory: Path, options: argparse.Namespace) -> list[str]:
@@ -94,7 +96,8 @@ def _flags(directory: Path, options: argparse.Namespace) -> list[str]:
         "checkpoint.save_final": "false",
     }
     # Reward workers import this file.
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     model = ["--model", options.model] if options.model else []
     return [*model, *(word for key, value in keys.items() for word in (f"--{key}", value))]
 

@@ -8,15 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from arguments import at_least
 from jobs import WARM, Job, Metrics, run_demo, run_plain
 from report import Report, Row
 
-_GOAL, _WINDOW = 0.9, 3  # mean reward of so many steps
+from real_ray.cli import DEMO_CONFIG
+from real_ray.config import load_config
+from real_ray.config.flags import split_flags
+from real_ray.errors import UserError
+
+_TARGET = 3.0  # seconds of a step, plain / real-ray
+_GOAL, _WINDOW = 0.9, 3  # mean reward of so many steps, to be reached in no more than plain
+_STEPS_TO_GOAL = f"steps_to_{_GOAL}"
 _PLAIN_PARTS = ("generate", "score", "forward", "backward", "update")
 _OUR_PARTS = ("wait", "train", "sync", "pause", "generate", "score")
 
@@ -34,22 +42,9 @@ def main() -> None:
     ours: list[Job] = []
     console = Console(width=None if Console().is_terminal else 200)
     for seed in range(options.seed, options.seed + options.rounds):  # one after the other
-        plain.append(
-            run_plain(
-                {
-                    "model.name_or_path": model,
-                    "run.num_steps": str(options.steps),
-                    "run.seed": str(seed),
-                },
-                env=learner_env("cpu"),
-            )
-        )
-        ours.append(
-            run_demo(
-                [*("--model", model, "--run.seed", str(seed)), *options.flags],
-                num_steps=options.steps,
-            )
-        )
+        flags = [*options.flags, "--model.name_or_path", model, "--run.seed", str(seed)]
+        plain.append(run_plain(flags, num_steps=options.steps, env=learner_env("cpu")))
+        ours.append(run_demo(flags, num_steps=options.steps))
         reports = _reports(plain, ours)
         if options.json:  # after each round, so that an interrupted run leaves what it has
             _write(options.json, reports, plain, ours)
@@ -58,21 +53,32 @@ def main() -> None:
         _write(options.json, reports, plain, ours)
     for report in reports:
         console.print(report.table())
+    for line in _against_targets(reports[0]):
+        console.print(line)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="directory or hub name; default: the model of the demo")
-    parser.add_argument("--rounds", type=int, default=2, help="default: 2, each with another seed")
-    parser.add_argument("--steps", type=int, default=20, help="of each run; default: 20")
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; default: 0")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=2, help="default: 2, each with another seed"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(WARM + 1), default=20, help="of each run; default: 20"
+    )
+    parser.add_argument(
+        "--seed", type=at_least(0), default=0, help="of the first round; default: 0"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     parser.add_argument(
-        "flags", nargs="*", help="after --: flags of real-ray demo, as in -- --loss.tau 0.3"
+        "flags", nargs="*", help="after --: flags for both loops, as in -- --loss.tau 0.3"
     )
     options = parser.parse_args()
-    if options.steps <= WARM or options.rounds < 1:
-        parser.error(f"--steps must be above {WARM}, and --rounds above 0")
+    try:
+        flags = split_flags(options.flags)
+        load_config(DEMO_CONFIG, [*flags, ("model.name_or_path", "of --model")])
+    except UserError as error:
+        parser.error(str(error))
     return options
 
 
@@ -94,7 +100,7 @@ def _reports(plain: Sequence[list[Metrics]], ours: Sequence[Job]) -> list[Report
                 "median_s": median(medians),
                 "cpu_seconds": cpu,
                 "times_plain": [median(p) / m for p, m in zip(plain_seconds, medians, strict=True)],
-                "steps_to_0.9": [_steps_to_goal(of_round) for of_round in rewards],
+                _STEPS_TO_GOAL: [_steps_to_goal(of_round) for of_round in rewards],
                 "last_reward": [fmean(of_round[-_WINDOW:]) for of_round in rewards],
             }
         )
@@ -122,6 +128,15 @@ def _reports(plain: Sequence[list[Metrics]], ours: Sequence[Job]) -> list[Report
             ],
         ),
     ]
+
+
+def _against_targets(job: Report) -> Iterator[str]:
+    rows: Any = job.rows
+    plain, ours = rows
+    worst = min(ours["times_plain"])
+    yield f"plain / real-ray seconds of a step: worst {worst:.3f}, target at least {_TARGET:g}"
+    for before, after in zip(plain[_STEPS_TO_GOAL], ours[_STEPS_TO_GOAL], strict=True):
+        yield f"steps to a mean reward of {_GOAL}: {after:g}, target at most {before:g}, as plain"
 
 
 def _learner_alone(model: str, seed: int) -> Report:
@@ -160,7 +175,7 @@ def _steps_to_goal(rewards: list[float]) -> float:
 def _write(
     path: Path, reports: list[Report], plain: Sequence[list[Metrics]], ours: Sequence[Job]
 ) -> None:
-    found: dict[str, Any] = {report.name: report.rows for report in reports}
+    found: dict[str, Any] = {"target": _TARGET, **{r.name: r.rows for r in reports}}
     found["steps"] = {"plain": plain, "real-ray": [job.steps for job in ours]}
     path.write_text(json.dumps(found, indent=1))
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import instant
 import psutil
+from arguments import at_least
 from driver_rates import (
     NUM_GENERATORS,
     NUM_REWARD_WORKERS,
@@ -65,19 +66,31 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="default: 10, after one to warm up")
-    parser.add_argument("--groups", type=int, default=1280, help="of a round; default: 1280")
+    number = at_least(1)
     parser.add_argument(
-        "--memory-groups", type=int, default=100_000, help="where memory is read; default: 100000"
+        "--rounds", type=number, default=10, help="default: 10, after one to warm up"
+    )
+    parser.add_argument("--groups", type=number, default=1280, help="of a round; default: 1280")
+    parser.add_argument(
+        "--memory-groups",
+        type=number,
+        default=100_000,
+        help="where memory is read; default: 100000",
     )
     parser.add_argument(
-        "--prompts-per-step", type=int, default=64, help="default: 64; twice as many at once"
+        "--prompts-per-step", type=number, default=64, help="default: 64; twice as many at once"
     )
     parser.add_argument(
         "--section", choices=_SECTIONS, action="append", help="can be repeated; default: all"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.groups, options.memory_groups) < options.prompts_per_step:
+        parser.error(
+            f"--groups {options.groups} and --memory-groups {options.memory_groups} must be at "
+            f"least --prompts-per-step {options.prompts_per_step}: a step takes so many"
+        )
+    return options
 
 
 def _over_ray(work: Work, rounds: int) -> Report:

@@ -45,9 +45,9 @@ def run_demo(
     with tempfile.TemporaryDirectory() as directory:
         metrics, log = Path(directory) / "job" / "metrics.jsonl", Path(directory) / "log"
         command = [
-            *(str(Path(sys.executable).with_name("real-ray")), "demo"),
+            *(str(Path(sys.executable).with_name("real-ray")), "demo", *flags),
             *("--run.output_dir", directory, "--run.name", "job"),
-            *("--run.num_steps", str(num_steps), *flags),
+            *("--run.num_steps", str(num_steps)),
         ]
         with (
             log.open("w") as output,
@@ -96,11 +96,11 @@ def _cpu_seconds(root: psutil.Process) -> dict[str, float]:
     return found
 
 
-def run_plain(overrides: dict[str, str], *, env: dict[str, str]) -> list[Metrics]:
-    """Steps of plain_job.py with some keys of the demo's config changed."""
+def run_plain(flags: Sequence[str], *, num_steps: int, env: dict[str, str]) -> list[Metrics]:
+    """Steps of plain_job.py, with the flags of `run_demo`."""
     script = Path(__file__).with_name("plain_job.py")
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps(overrides)],
+        [sys.executable, str(script), *flags, "--run.num_steps", str(num_steps)],
         env=os.environ | env,
         stdout=subprocess.PIPE,
         text=True,

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arguments import at_least
+
 if TYPE_CHECKING:
     from report import Report
     from trainers import Settings
@@ -52,7 +54,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", help="directory or hub name; default: the model of the demo")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--rounds", type=_positive, default=3, help="default: 3")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="default: 3")
     parser.add_argument(
         "--section", choices=_SECTIONS, action="append", help="can be repeated; default: all"
     )
@@ -60,18 +62,11 @@ def _parse() -> argparse.Namespace:
         "--layout", choices=_LAYOUTS, action="append", help="can be repeated; default: see README"
     )
     parser.add_argument(
-        "--scale", type=_positive, default=1, help="times as many groups, where time is measured"
+        "--scale", type=at_least(1), default=1, help="times as many groups, where time is measured"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     return parser.parse_args()
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 def _reports(settings: Settings, options: argparse.Namespace) -> Iterator[Report]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from arguments import at_least, even, seconds
 from report import Report
 from rich.console import Console
 
@@ -92,10 +93,10 @@ def _config(max_staleness: int, steps: int, groups: int) -> Config:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="of the longer part; default: 0.5"
+        "--seconds", type=seconds, default=0.5, help="of the longer part; default: 0.5"
     )
-    parser.add_argument("--steps", type=int, default=20, help="warm ones; default: 20")
-    parser.add_argument("--groups", type=int, default=8, help="of a step, even; default: 8")
+    parser.add_argument("--steps", type=at_least(1), default=20, help="warm ones; default: 20")
+    parser.add_argument("--groups", type=even, default=8, help="of a step, even; default: 8")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """The demo's job as a synchronous Hugging Face loop: generate, score, one optimiser step.
 
-Run by demo_job.py in a process of its own. Writes a JSON object a step to standard output.
+Run by demo_job.py in a process of its own, with flags as `real-ray demo` takes. Writes a JSON
+object a step to standard output.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from trainers import Settings, Stopwatch
 
 from real_ray.cli import DEMO_CONFIG
 from real_ray.config import Config, load_config
+from real_ray.config.flags import split_flags
 from real_ray.data import PromptCursor, load_prompts, load_tokenizer
 from real_ray.rewards import load_reward
 from real_ray.types import Completion, Prompt, RolloutGroup, SampledGroup, VersionSpan
 
 
 def main() -> None:
-    overrides: dict[str, str] = json.loads(sys.argv[1])
-    job = PlainJob(load_config(DEMO_CONFIG, overrides))
+    job = PlainJob(load_config(DEMO_CONFIG, split_flags(sys.argv[1:])))
     for _ in range(job.config.run.num_steps):
         print(json.dumps(job.step()), flush=True)  # noqa: T201 - what demo_job.py reads
 

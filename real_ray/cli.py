@@ -14,7 +14,7 @@ import typer
 import real_ray
 from real_ray.config import Config, load_config
 from real_ray.config.flags import describe_keys, split_arguments, split_flags
-from real_ray.errors import RunError, UserError
+from real_ray.errors import RunError, UserError, first_error
 
 DEMO_CONFIG = Path(__file__).with_name("demo.yaml")
 """A runnable config of one machine, without a model."""
@@ -63,18 +63,17 @@ def exit_code(command: Callable[[], int], *, debug: bool) -> int:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         return 130
-    except (UserError, RunError) as error:
-        if debug:
-            traceback.print_exc()
-        separator = "\n" if "\n" in str(error) else " "
-        typer.echo(f"error:{separator}{error}", err=True)
-        return 2 if isinstance(error, UserError) else 1
     except Exception as error:  # noqa: BLE001 - the last place that can make it a message
         if debug:
             traceback.print_exc()
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(cause, UserError | RunError):
+            separator = "\n" if "\n" in str(cause) else " "
+            typer.echo(f"error:{separator}{cause}", err=True)
+            return 2 if isinstance(cause, UserError) else 1
+        first_line = (str(cause).strip().splitlines() or [""])[0]
         hint = "" if debug else ". Rerun with --debug for the traceback"
-        typer.echo(f"error: {type(error).__name__}: {first_line}{hint}", err=True)
+        typer.echo(f"error: {type(cause).__name__}: {first_line}{hint}", err=True)
         return 1
 
 
@@ -269,7 +268,10 @@ def simulate(
     ] = 0.0,
     groups_per_generator: Annotated[
         int | None,
-        typer.Option(min=1, help="Groups that it runs at once; default: its share of the slots."),
+        typer.Option(
+            min=1,
+            help="Groups that it runs at once; default: its share of the slots; --like: of RUN's.",
+        ),
     ] = None,
     generators: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Numbers of generators to compare.")

@@ -8,6 +8,29 @@ from pathlib import Path
 
 from real_ray.errors import ConfigError
 
+FILE = ".lock"
+"""Name of the lock in a run directory."""
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds a `RunLock`, as far as this machine can see.
+
+    Makes no file. Takes a free lock for an instant, in which a `RunLock` would be refused.
+
+    Returns:
+        None: it cannot be told, as on a file system without locks.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return False
+
 
 class RunLock:
     """Held until `release`, or until the process ends, however it ends.

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from real_ray.config import Config, dump_config
 from real_ray.errors import ConfigError
-from real_ray.tracking.lock import RunLock
+from real_ray.tracking import lock
 from real_ray.tracking.records import EarlierRecords, replace_file, roll_back
 
 _OF_A_RUN = {"config.yaml", "logs", "samples"}
 _MADE_BY_STEPS = {"metrics.jsonl", "checkpoints", "model"}
-_LOCK = ".lock"
 
 
 def check_may_begin(config: Config) -> None:
@@ -34,7 +33,7 @@ def check_may_begin(config: Config) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        found = {entry.name for entry in path.iterdir()} - {_LOCK} if there == path else set()
+        found = {entry.name for entry in path.iterdir()} - {lock.FILE} if there == path else set()
     if found and not found >= _OF_A_RUN:
         raise ConfigError(
             f"run.name: {path} holds files that are no run of real-ray. Choose another "
@@ -91,7 +90,7 @@ class RunDirectory:
             if continued_after is None:
                 check_may_begin(config)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(self.path / _LOCK)
+            self._lock = lock.RunLock(self.path / lock.FILE)
             if continued_after is None:
                 self._clear()
             else:
@@ -108,7 +107,7 @@ class RunDirectory:
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != _LOCK:
+            elif entry.name != lock.FILE:
                 entry.unlink()
 
     @property

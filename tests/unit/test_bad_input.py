@@ -190,7 +190,7 @@ def test_too_few_prompts_for_a_step(train: Callable[..., str], tmp_path: Path) -
 
 
 def test_the_status_of_no_run(train: Callable[..., str]) -> None:
-    assert re.search(r"run7: no run: .*runs/run7", train(config="run7", command="status"))
+    assert re.search(r"run7: no such run: .*runs/run7", train(config="run7", command="status"))
 
 
 def test_reward_function_that_cannot_be_imported(train: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks of the driver and the simulator run."""
+"""The benchmarks of the driver, the simulator and the demo's job run."""
 
 from __future__ import annotations
 
@@ -44,6 +44,35 @@ def numbers(path: Path) -> dict[str, Any]:
 def test_help_names_the_options(script: str, options: tuple[str, ...]) -> None:
     text = bench(script, "--help")
     assert [option for option in options if option not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("driver.py", "--rounds 0", "argument --rounds: 0 is below 1"),
+        ("driver.py", "--groups 10", "--groups 10 and --memory-groups 100000 must be at least"),
+        ("driver.py", "--memory-groups 63", "must be at least --prompts-per-step 64: a step takes"),
+        ("overlap.py", "--groups 3", "argument --groups: 3 is odd"),
+        ("overlap.py", "--groups 0", "argument --groups: 0 is below 2"),
+        ("overlap.py", "--seconds nan", "argument --seconds: nan is not a time above 0"),
+        ("simulate.py", "--run /no/run", "/no/run holds no run: /no/run/metrics.jsonl is not the"),
+        ("learner.py", "--scale 0", "argument --scale: 0 is below 1"),
+        ("async_vs_sync.py", "--steps 3", "argument --steps: 3 is below 4"),
+        ("demo_job.py", "--steps 3", "argument --steps: 3 is below 4"),
+        ("demo_job.py", "-- --loss.tau 0", "--loss.tau"),
+        ("demo_job.py", "-- --tau 1", "--tau: unknown flag"),
+    ],
+)
+def test_bad_options_are_refused(script: str, options: str, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / script), *options.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_overlap_in_virtual_time_is_ideal(tmp_path: Path) -> None:

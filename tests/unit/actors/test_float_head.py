@@ -62,3 +62,27 @@ def test_other_products_keep_their_precision(layer: Any) -> None:
     layer(head(0), HIDDEN_STATES)
     after, settings.fp32_precision = settings.fp32_precision, before
     assert after == "ieee"
+
+
+@pytest.mark.parametrize(
+    ("head_dtype", "hidden", "weight"),
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_other_dtypes_are_left_to_vllm(
+    layer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    head_dtype: torch.dtype,
+    hidden: torch.dtype,
+    weight: torch.dtype,
+) -> None:
+    of_vllm = torch.full((TOKENS, VOCABULARY), 7.0)
+    monkeypatch.setattr(LogitsProcessor, "_apply_head", lambda *_: of_vllm)
+    layer.head_dtype = head_dtype
+    lm_head = head(0)
+    lm_head.weight = lm_head.weight.to(weight)
+    assert torch.equal(layer(lm_head, HIDDEN_STATES.to(hidden)), of_vllm)
