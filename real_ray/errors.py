@@ -58,11 +58,30 @@ class LedgerError(RunError):
 
 
 class SyncError(RunError):
-    """Generators do not hold the weights that the learner sent."""
+    """Generators do not hold the weights that the learner sent.
+
+    Args:
+        generators: names of those that are known to have failed; empty: it cannot be told.
+    """
+
+    def __init__(self, message: str, generators: tuple[str, ...] = ()) -> None:
+        super().__init__(message, generators)  # both, so that it survives pickling
+        self.generators = generators
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LearnerError(RunError):
-    """An optimiser step failed or took too long."""
+    """An optimiser step failed, and would fail again."""
+
+
+class LearnerLostError(RunError):
+    """A learner rank died, failed or does not answer: the group of ranks has to be started anew."""
+
+
+class GeneratorsLostError(RunError):
+    """Fewer generators than `rollout.min_generators`, for too long or for good."""
 
 
 class ActorDiedError(RunError):
