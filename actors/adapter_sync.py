@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 from torch import nn
 
+from actors.buckets import checksum
 from actors.protocol import AdapterUpdate
 from actors.sync import GeneratorClient
 from actors.weight_source import full_shape, gathered
 from real_ray.policy.lora import adapter_files, adapter_parameters
+from real_ray.weights import SentWeights
 
 
 class AdapterSender:
@@ -38,17 +41,19 @@ class AdapterSender:
         self.num_tensors = len(parameters)
         self.num_bytes = dtype.itemsize * sum(math.prod(full_shape(p)) for p in parameters)
 
-    def send_weights(self) -> None:
+    def send_weights(self) -> SentWeights:
         """Send the adapter, labelled ``client.policy_version``; all ranks together.
 
         Raises:
             SyncError: a generator failed or did not answer in time.
         """
+        began = time.monotonic()
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in adapter_parameters(self._model).items():
             with gathered([parameter]):
                 if self._is_sender:
                     tensors[name] = parameter.detach().to("cpu", self._dtype, copy=True)
+        gather = time.monotonic() - began
         if self._is_sender:
             self._client.load_adapter(
                 AdapterUpdate(
@@ -57,3 +62,13 @@ class AdapterSender:
                     files=adapter_files(self._model, tensors),
                 )
             )
+        return SentWeights(
+            policy_version=self._client.policy_version,
+            num_tensors=self.num_tensors,
+            num_bytes=self.num_bytes,
+            checksums={name: checksum(tensor.contiguous()) for name, tensor in tensors.items()},
+            seconds={"gather": gather, "load": time.monotonic() - began - gather},
+        )
+
+    def close(self) -> None:
+        """Nothing is held between two syncs."""

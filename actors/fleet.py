@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,29 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.broadcaster import RayBroadcaster
 from actors.cluster import Cluster
 from actors.environment import engine_env, learner_env
-from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
+from actors.learner_group import RayLearnerGroup
 from actors.node import LOOPBACK, free_port
-from actors.pools import RayGeneratorPool, RayLearnerGroup, RayRewardPool
-from actors.protocol import EngineSpec, LearnerSpec, Probe, SyncRendezvous
+from actors.preflight import placed
+from actors.protocol import EngineSpec, LearnerSpec, SyncRendezvous
+from actors.ray_generator import RayGenerator
 from actors.replies import replies, reply
 from actors.reward import RewardActor
+from actors.reward_pool import RayRewardPool
+from real_ray.activity import Activity
+from real_ray.broadcaster import Broadcaster
 from real_ray.config import Config
 from real_ray.config.deepspeed_json import deepspeed_config
 from real_ray.errors import ResourceError, RunError
-from real_ray.placement import Bundle, Device, Placement
+from real_ray.healing_pool import HealingPool
+from real_ray.placement import Device, Placement, generator_bundle
 from real_ray.roles import Roles
+from real_ray.tracking import Tracker
 from real_ray.types import Prompt, SampledGroup, Sampling
+from real_ray.weights import Probe
 
-_STOP_SECONDS = 10.0
 _PROBE_TOKENS = 32
 _GIB = 2**30
 
@@ -39,24 +44,39 @@ class Fleet:
     """Generators, learner ranks and reward workers on a cluster.
 
     Example: ``roles = await fleet.start(probe=prompt)``; at the end ``await fleet.stop()``
+
+    Args:
+        tell: hears what the run waits for until it begins.
     """
 
     def __init__(
-        self, config: Config, placement: Placement, cluster: Cluster, device: Device
+        self,
+        config: Config,
+        placement: Placement,
+        cluster: Cluster,
+        device: Device,
+        *,
+        tracker: Tracker | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._config = config
         self._placement = placement
         self._cluster = cluster
         self._device = device
-        self._groups: list[PlacementGroup] = []
-        self.generators: list[Any] = []
+        self._tracker = tracker or Tracker()
+        self._activity = activity or Activity()
+        self._has_begun = False
+        self._policy_version = 0
+        self._learner_group: PlacementGroup | None = None
         self._learners: list[Any] = []
+        self._keeping: asyncio.Task[None] | None = None
         self._rewards: RayRewardPool | None = None
+        self._probe: Probe | None = None
 
     async def start(
         self, *, probe: Prompt, checkpoint: Path | None = None, policy_version: int = 0
     ) -> Roles:
-        """Start everything and connect learner and generators.
+        """Start everything.
 
         Args:
             probe: the prompt whose greedy completion verifies each weight sync.
@@ -68,113 +88,186 @@ class Fleet:
             CheckpointError: the checkpoint is damaged, or does not fit the config.
             RunError: an actor does not start.
         """
-        config = self._config
-        timeout_s = config.cluster.start_timeout_s
-        learner_group = self._reserve(self._placement.learner)
-        generator_groups = [self._reserve([bundle]) for bundle in self._placement.generators]
-        for group in self._groups:
-            await self._placed(group)
-        self._learners = [
-            self._actor(
-                LearnerActor,
-                bundle,
-                learner_group,
-                index,
-                self._learner_spec(index),
-                env=learner_env(self._device),
-            )
-            for index, bundle in enumerate(self._placement.learner)
-        ]
-        self.generators = [
-            self._actor(
-                GeneratorActor,
-                bundle,
-                group,
-                0,
-                self._engine_spec(index, policy_version),
-                env=engine_env(self._device),
-                max_concurrency=1000,  # an async actor: one coroutine a group
-            )
-            for index, (bundle, group) in enumerate(
-                zip(self._placement.generators, generator_groups, strict=True)
-            )
-        ]
-        self._rewards = RayRewardPool(
-            self._start_reward_worker,
-            num_workers=config.reward.num_workers,
-            function=config.reward.function,
-            timeout_s=config.reward.timeout_s,
+        self._policy_version = policy_version
+        self.pool = HealingPool(
+            self._generator,
+            config=self._config.rollout,
+            tracker=self._tracker,
+            activity=self._activity,
         )
-        address, port = await self._learner_address(config.learner.port)
-        late = RunError(
-            f"the actors were not ready within {timeout_s:g} s (cluster.start_timeout_s)"
-        )
-        starting = {
-            **{
-                f"learner-{i}": actor.start.remote(address, port, checkpoint and str(checkpoint))
-                for i, actor in enumerate(self._learners)
-            },
-            **{f"generator-{i}": actor.start.remote() for i, actor in enumerate(self.generators)},
-        }
-        await replies(list(starting.values()), who=list(starting), timeout_s=timeout_s, late=late)
-        learner = RayLearnerGroup(
-            self._learners,
-            config=config.learner,
-            loss=config.loss,
-            save_total_limit=config.checkpoint.save_total_limit,
-        )
-        await self._connect(learner)
-        generators = RayGeneratorPool(self.generators, timeout_s=config.rollout.timeout_s)
-        return Roles(
-            generators=generators,
-            rewards=self._rewards,
-            learner=learner,
-            broadcaster=RayBroadcaster(
-                self.generators,
-                learner,
-                timeout_s=config.sync.timeout_s,
-                probe=await self._make_probe(generators, probe) if config.sync.probe else None,
-                probe_tolerance=config.sync.probe_tolerance,
-            ),
-        )
+        self._keeping = asyncio.create_task(self.pool.run())
+        self._rewards = self._start_rewards()
+        async with asyncio.TaskGroup() as tasks:
+            learner = tasks.create_task(self._start_learner(checkpoint, policy_version))
+            tasks.create_task(self._generators_have_begun())
+        if self._config.sync.probe:
+            self._probe = await self._make_probe(probe)
+        self._has_begun = True
+        return self._roles(learner.result())
+
+    async def restart_learner(self, *, checkpoint: Path | None, policy_version: int) -> Roles:
+        """Start the learner anew; generators and reward workers stay. As `start`."""
+        self._stop_learner()
+        self._policy_version = policy_version
+        return self._roles(await self._start_learner(checkpoint, policy_version))
 
     async def stop(self) -> None:
         """End all actors, their engines' processes and their placement groups."""
-        engines = [generator.shutdown.remote() for generator in self.generators]
-        with contextlib.suppress(Exception):  # an engine that does not stop is killed below
-            await asyncio.wait_for(
-                asyncio.gather(*engines, return_exceptions=True), timeout=_STOP_SECONDS
-            )
-        workers = self._rewards.workers if self._rewards else []
-        for actor in [*self.generators, *self._learners, *workers]:
-            ray.kill(actor)
-        for group in self._groups:
-            remove_placement_group(group)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        if self._rewards is not None:
+            self._rewards.stop()
+        self._stop_learner()
 
-    async def _connect(self, learner: RayLearnerGroup) -> None:
+    def _roles(self, learner: RayLearnerGroup) -> Roles:
+        assert self._rewards is not None
+        return Roles(
+            generators=self.pool,
+            rewards=self._rewards,
+            learner=learner,
+            broadcaster=Broadcaster(
+                self.pool,
+                learner,
+                config=self._config.sync,
+                probe=self._probe,
+                tracker=self._tracker,
+                activity=self._activity,
+            ),
+        )
+
+    def _generator(self, index: int, num_starts: int) -> RayGenerator:
+        bundle = generator_bundle(self._config, self._device, index)
+        env = {**self._cluster.env, **engine_env(self._device)}
+        return RayGenerator(
+            bundle,
+            self._engine_spec(bundle.actor, index, num_starts),
+            config=self._config,
+            env=env,
+            tell=partial(self._tell_of_waiting, bundle.actor),
+        )
+
+    def _tell_of_waiting(self, who: str, text: str) -> None:
+        self._activity.set(who, text)
+        if not self._has_begun:
+            self._tracker.event("waiting for resources", text)
+
+    async def _generators_have_begun(self) -> None:
+        """Wait for them; what makes that hopeless is raised."""
+        timeout_s = self._config.cluster.start_timeout_s
+        begun = asyncio.ensure_future(self.pool.has_begun())
+        lost = asyncio.ensure_future(self.pool.watch())
+        try:
+            await asyncio.wait(
+                {begun, lost}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if lost.done():
+                lost.result()
+            if not begun.done():
+                counts = ", ".join(f"{n} {what}" for what, n in self.pool.counts().items() if n)
+                raise ResourceError(
+                    f"the generators were not ready within {timeout_s:g} s "
+                    f"(cluster.start_timeout_s): {counts}; free now: "
+                    f"{_shown(ray.available_resources())}"
+                )
+        finally:
+            begun.cancel()
+            lost.cancel()
+
+    async def _start_learner(self, checkpoint: Path | None, policy_version: int) -> RayLearnerGroup:
         config = self._config
-        address, port = await self._learner_address(config.sync.port)
-        backend = self._sync_backend
-        rendezvous = SyncRendezvous(
-            backend=backend,
+        timeout_s = config.cluster.start_timeout_s
+        self._activity.set("learner", "starting")
+        bundles = self._placement.learner
+        self._learner_group = placement_group([b.resources for b in bundles], strategy="PACK")
+        await placed(
+            self._learner_group,
+            what="the learner",
+            timeout_s=timeout_s,
+            tell=partial(self._tell_of_waiting, "learner"),
+        )
+        self._learners = [
+            ray.remote(LearnerActor)
+            .options(
+                num_cpus=bundle.cpus,
+                num_gpus=bundle.gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=self._learner_group, placement_group_bundle_index=index
+                ),
+                runtime_env={"env_vars": {**self._cluster.env, **learner_env(self._device)}},
+            )
+            .remote(self._learner_spec(index))
+            for index, bundle in enumerate(bundles)
+        ]
+        address, port = await self._learner_address(config.learner.port)
+        late = RunError(
+            f"the learner was not ready within {timeout_s:g} s (cluster.start_timeout_s)"
+        )
+        await replies(
+            [
+                rank.start.remote(address, port, checkpoint and str(checkpoint))
+                for rank in self._learners
+            ],
+            who=[bundle.actor for bundle in bundles],
+            timeout_s=timeout_s,
+            late=late,
+        )
+        self._activity.set("learner", "ready")
+        return RayLearnerGroup(
+            self._learners,
+            config=config.learner,
+            loss=config.loss,
+            rendezvous=self._rendezvous,
+            policy_version=policy_version,
+            save_total_limit=config.checkpoint.save_total_limit,
+        )
+
+    def _stop_learner(self) -> None:
+        for rank in self._learners:
+            ray.kill(rank)
+        self._learners = []
+        if self._learner_group is not None:
+            remove_placement_group(self._learner_group)
+            self._learner_group = None
+
+    def _start_rewards(self) -> RayRewardPool:
+        reward = self._config.reward
+        cpus = self._placement.rewards[0].cpus
+
+        def start(_index: int) -> Any:
+            return (
+                ray.remote(RewardActor)
+                .options(num_cpus=cpus, runtime_env={"env_vars": dict(self._cluster.env)})
+                .remote(reward.function)
+            )
+
+        return RayRewardPool(
+            start,
+            num_workers=reward.num_workers,
+            function=reward.function,
+            timeout_s=reward.timeout_s,
+            activity=self._activity,
+        )
+
+    async def _rendezvous(self, num_generators: int) -> SyncRendezvous:
+        address, port = await self._learner_address(self._config.sync.port)
+        return SyncRendezvous(
+            backend=self._sync_backend,
             master_address=address,
             master_port=port,
-            num_generators=len(self.generators),
-            workers_per_generator=config.rollout.tensor_parallel_size,
-            timeout_s=config.sync.timeout_s,
-        )
-        await learner.call(
-            "weight-transfer set-up",
-            [rank.connect.remote(rendezvous, self.generators) for rank in self._learners],
+            num_generators=num_generators,
+            workers_per_generator=self._config.rollout.tensor_parallel_size,
+            timeout_s=self._config.sync.timeout_s,
         )
 
-    async def _make_probe(self, generators: RayGeneratorPool, prompt: Prompt) -> Probe:
+    async def _make_probe(self, prompt: Prompt) -> Probe:
         greedy = Sampling(
             n=1,
             temperature=0.0,
             max_tokens=min(_PROBE_TOKENS, self._config.rollout.max_completion_length),
         )
-        ticket = await generators.generate(prompt, greedy)
+        # Before the first sync: the pool itself gives no group to a generator without weights.
+        ticket = await self.pool.members()[0].generator.generate(prompt, greedy)
         group: SampledGroup = await ticket.ref
         completion = group.completions[0].token_ids
         return Probe(
@@ -192,68 +285,13 @@ class Fleet:
             address = LOOPBACK if is_local else ray.util.get_node_ip_address()
             return address, port or free_port(address)
 
-        result: tuple[str, int] = await reply(
-            self._learners[0].__ray_call__.remote(where, self._cluster.is_local, port),
-            who="learner-0",
-            timeout_s=self._config.cluster.start_timeout_s,
-            late=RunError(
-                "learner-0 did not start within "
-                f"{self._config.cluster.start_timeout_s:g} s (cluster.start_timeout_s)"
-            ),
-        )
-        return result
-
-    def _reserve(self, bundles: Sequence[Bundle]) -> PlacementGroup:
-        group = placement_group([bundle.resources for bundle in bundles], strategy="PACK")
-        self._groups.append(group)
-        return group
-
-    async def _placed(self, group: PlacementGroup) -> None:
         timeout_s = self._config.cluster.start_timeout_s
-        await reply(
-            group.ready(),
-            who="placement",
-            timeout_s=timeout_s,
-            late=ResourceError(
-                f"the cluster did not place {group.bundle_specs} within {timeout_s:g} s "
-                f"(cluster.start_timeout_s); free now: {ray.available_resources()}"
-            ),
+        late = RunError(
+            f"learner-0 did not answer within {timeout_s:g} s (cluster.start_timeout_s)"
         )
-
-    def _actor(
-        self,
-        actor: type,
-        bundle: Bundle,
-        group: PlacementGroup,
-        index: int,
-        *arguments: Any,
-        env: dict[str, str],
-        max_concurrency: int | None = None,
-    ) -> Any:
-        options: dict[str, Any] = {"max_concurrency": max_concurrency} if max_concurrency else {}
-        return (
-            ray.remote(actor)
-            .options(
-                num_cpus=bundle.cpus,
-                num_gpus=bundle.gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group, placement_group_bundle_index=index
-                ),
-                runtime_env={"env_vars": {**self._cluster.env, **env}},
-                **options,
-            )
-            .remote(*arguments)
-        )
-
-    def _start_reward_worker(self, index: int) -> Any:
-        return (
-            ray.remote(RewardActor)
-            .options(
-                num_cpus=self._placement.rewards[index].cpus,
-                runtime_env={"env_vars": dict(self._cluster.env)},
-            )
-            .remote(self._config.reward.function)
-        )
+        ref = self._learners[0].__ray_call__.remote(where, self._cluster.is_local, port)
+        found: tuple[str, int] = await reply(ref, who="learner-0", timeout_s=timeout_s, late=late)
+        return found
 
     @property
     def _sync_backend(self) -> str:
@@ -261,16 +299,16 @@ class Fleet:
             return "nccl" if self._device == "cuda" else "gloo"
         return self._config.sync.backend
 
-    def _engine_spec(self, index: int, policy_version: int) -> EngineSpec:
+    def _engine_spec(self, name: str, index: int, num_starts: int) -> EngineSpec:
         config, rollout, learner = self._config, self._config.rollout, self._config.learner
         cpu = self._device == "cpu"
         return EngineSpec(
-            name=f"generator-{index}",
+            name=name,
             model=config.model.name_or_path,
             trust_remote_code=config.model.trust_remote_code,
             device=self._device,
             dtype=learner.dtype if rollout.dtype == "auto" else rollout.dtype,
-            seed=_engine_seed(config.run.seed, index, policy_version),
+            seed=_engine_seed(config.run.seed, index, self._policy_version, num_starts),
             max_model_length=config.max_model_length,
             tensor_parallel_size=rollout.tensor_parallel_size,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
@@ -304,5 +342,9 @@ class Fleet:
 
 
 def _engine_seed(*parts: int) -> int:
-    """Another one for each generator, and for each version that a run goes on from."""
+    """Another one for each generator, each version that a run goes on from, and each start."""
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))

@@ -13,9 +13,11 @@ from typing import Any, get_args
 import numpy as np
 
 from actors.node import num_cores
-from actors.protocol import AdapterUpdate, EngineSpec, GeneratorWeights
+from actors.protocol import AdapterUpdate, EngineSpec
+from actors.stacks import enable_stacks
 from real_ray.errors import ActorDiedError, GenerationError, SyncError
 from real_ray.policy.lora import lora_layers
+from real_ray.roles import GeneratorProgress
 from real_ray.types import (
     Completion,
     FinishReason,
@@ -27,6 +29,7 @@ from real_ray.types import (
     Sampling,
     VersionSpan,
 )
+from real_ray.weights import HeldWeights
 
 _ADAPTER_ID = 1  # the same for all versions
 
@@ -34,11 +37,17 @@ _ADAPTER_ID = 1  # the same for all versions
 class GeneratorActor:
     """A Ray actor around `vllm.v1.engine.async_llm.AsyncLLM`."""
 
+    _worker_extension = "actors.engine_checks.EngineChecks"
+
     def __init__(self, spec: EngineSpec) -> None:
+        enable_stacks()
         self._spec = spec
-        self._requests = 0
-        self._num_tensors = 0
+        self._requests = self._finished = 0
+        self._num_tensors = 0  # of the last update
+        self._update_under_way = False
+        self._broke_off = False  # the last update did
         self._adapter: Any = None  # vLLM's LoRARequest that every request carries
+        self._adapter_checksums: dict[str, int] = {}
 
     async def start(self) -> None:
         """Start the engine. Weights are those of the model directory, version 0."""
@@ -69,6 +78,7 @@ class GeneratorActor:
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 weight_transfer_config={"backend": spec.sync_backend},
+                worker_extension_cls=self._worker_extension,
                 **_lora_arguments(spec),
                 **_cpu_arguments(spec),
                 disable_log_stats=True,
@@ -118,6 +128,7 @@ class GeneratorActor:
             raise GenerationError(f"group {prompt.uid} on {self._spec.name}: {error}") from error
         if final is None or not final.finished:
             raise GenerationError(f"group {prompt.uid} on {self._spec.name}: no final output")
+        self._finished += 1
         completions = tuple(
             _completion(prompt.uid, output)
             for output in sorted(final.outputs, key=lambda o: o.index)
@@ -136,6 +147,21 @@ class GeneratorActor:
         )
         return ticket, group
 
+    async def progress(self) -> GeneratorProgress:
+        """What the engine has done, as far as its front end knows.
+
+        Raises:
+            ActorDiedError: a process of the engine is gone.
+        """
+        if self._engine.errored:
+            raise ActorDiedError(f"the engine of {self._spec.name} has died")
+        running = list(self._engine.output_processor.request_states.values())
+        return GeneratorProgress(
+            num_running=len(running),
+            num_tokens=sum(s.detokenizer.num_output_tokens() for s in running if s.detokenizer),
+            num_finished=self._finished,
+        )
+
     async def pause(self) -> None:
         """Stop sampling: at once and keeping what runs, or after what runs has finished."""
         await self._engine.pause_generation(
@@ -145,26 +171,49 @@ class GeneratorActor:
 
     async def resume(self) -> None:
         """Go on sampling, under the weights that are loaded by then."""
+        await self._abandon_update()  # of an update that nobody ended: layers have no weights
         await self._engine.resume_generation()
 
     # The four methods of vLLM's weight-sync client protocol, called by the sending learner rank.
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join a weight-transfer group; an earlier one is left first."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
+        await self._abandon_update()
+        await self._engine.shutdown_weight_transfer_engine()
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
 
     async def start_weight_update(self) -> None:
+        """Begin an update; one that was interrupted is abandoned first."""
+        await self._abandon_update()
+        self._update_under_way = True
+        self._num_tensors = 0
         await self._engine.start_weight_update()
 
     async def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive and load tensors. After an error the engine can run, on weights of two versions.
+
+        `weights` tells so until the next complete update.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self._engine.update_weights(WeightTransferUpdateRequest(update_info))
-        self._num_tensors = len(update_info["names"])
+        try:
+            await self._engine.update_weights(WeightTransferUpdateRequest(update_info))
+        except Exception:
+            if not self._engine.errored:
+                await self._abandon_update()
+            raise
+        self._num_tensors += len(update_info["names"])
 
     async def finish_weight_update(self, policy_version: int) -> None:
         await self._engine.finish_weight_update(weight_version=str(policy_version))
+        self._update_under_way = self._broke_off = False
+
+    async def _abandon_update(self) -> None:
+        if self._update_under_way:
+            await self._engine.collective_rpc("abandon_weight_update")
+            self._update_under_way, self._broke_off = False, True
 
     async def load_adapter(self, update: AdapterUpdate) -> None:
         """Replace the LoRA adapter; needs a paused engine, whose requests go on under the new one.
@@ -194,13 +243,29 @@ class GeneratorActor:
         # Requests must not carry `load_inplace`, or each step would read the files again.
         self._adapter = adapter
         self._num_tensors = update.num_tensors
+        self._adapter_checksums = _checksums(update.files)
         # Not finish_weight_update(): that ends a transfer of full weights and drops all adapters.
         await self._engine.update_weight_version(str(update.policy_version))
 
-    async def weights(self) -> GeneratorWeights:
-        """Version and number of tensors that this generator holds."""
-        version = await self._engine.get_weight_version()
-        return GeneratorWeights(policy_version=int(version), num_tensors=self._num_tensors)
+    async def weights(self) -> HeldWeights:
+        """What this generator says it holds: version, tensors, and what is wrong with them."""
+        version = int(await self._engine.get_weight_version())
+        problems = ["an update broke off: weights of two versions"] if self._broke_off else []
+        checksums = self._adapter_checksums
+        if not checksums:
+            workers = await self._engine.collective_rpc("received_weights")
+            checksums = workers[0][0]
+            for index, (sums, found) in enumerate(workers):
+                where = f"worker {index}: " if len(workers) > 1 else ""
+                problems += [where + problem for problem in found]
+                if sums != checksums:
+                    problems.append(f"worker {index} received other weights than worker 0")
+        return HeldWeights(
+            policy_version=version,
+            num_tensors=self._num_tensors,
+            checksums=checksums,
+            problems=tuple(problems),
+        )
 
     async def probe(self, token_ids: IntArray) -> FloatArray:
         """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
@@ -265,7 +330,20 @@ def _lora_arguments(spec: EngineSpec) -> dict[str, Any]:
         # By default vLLM makes the output layer ready for adapters too. That costs memory, and the
         # log-probs of a probe that runs beside other requests fail.
         "lora_target_modules": sorted({name.rpartition(".")[-1] for name in layers}),
-        "worker_extension_cls": "actors.adapter_check.AdapterCheck",
+    }
+
+
+def _checksums(files: Mapping[str, bytes]) -> dict[str, int]:
+    """Of the tensors in an adapter's files."""
+    from safetensors.torch import load
+
+    from actors.buckets import checksum
+
+    return {
+        name: checksum(tensor)
+        for file, content in files.items()
+        if file.endswith(".safetensors")
+        for name, tensor in load(content).items()
     }
 
 

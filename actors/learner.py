@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,28 +17,36 @@ from actors.node import listen, num_cores
 from actors.optimizer import build_optimizer, build_schedule
 from actors.protocol import (
     LearnerSpec,
-    SentWeights,
     SyncRendezvous,
     TrainedBatch,
     TrainRequest,
 )
 from actors.reference import build_reference
 from actors.requests import layout_of
+from actors.stacks import enable_stacks
 from actors.train_batch import BatchTrainer
 from actors.universal import deepspeed_checkpoint_config
 from real_ray.checkpoint import from_json
+from real_ray.errors import SyncError
 from real_ray.policy import Policy, check_layout, load_policy, one_sequence
 from real_ray.policy.lora import add_lora
 from real_ray.types import FloatArray, IntArray, RolloutGroup
+from real_ray.weights import SentWeights
+
+if TYPE_CHECKING:
+    from actors.adapter_sync import AdapterSender
+    from actors.full_sync import FullSender
 
 
 class LearnerActor:
     """A Ray actor around one rank of a DeepSpeed engine. All ranks are called together."""
 
     def __init__(self, spec: LearnerSpec) -> None:
+        enable_stacks()
         self._spec = spec
         self._device = torch.device(spec.device)
         self._dtype: torch.dtype = getattr(torch, spec.config.dtype)
+        self._sender: AdapterSender | FullSender | None = None  # after connect()
 
     def start(
         self, master_address: str, master_port: int, checkpoint: str | None = None
@@ -111,23 +119,31 @@ class LearnerActor:
         """Train on this rank's members of a batch; see `BatchTrainer.train`."""
         return self._trainer.train(request, groups)
 
-    def connect(self, rendezvous: SyncRendezvous, generators: Sequence[Any]) -> None:
-        """Form the weight-transfer group with all generators; every rank is called together.
+    def connect(self, rendezvous: SyncRendezvous, generators: Mapping[str, Any]) -> None:
+        """Form the weight-transfer group anew with these generators; every rank is called together.
+
+        An earlier group is dropped, in whatever state its members are.
 
         Args:
-            generators: Ray handles of the `GeneratorActor`s, in the order of their ranks.
+            generators: Ray handles of the `GeneratorActor`s by name, in the order of their ranks.
+
+        Raises:
+            SyncError: a generator failed or did not come in time.
+            ResourceError: `sync.backend` cannot work here, or the port is in use.
         """
         from actors.adapter_sync import AdapterSender
         from actors.full_sync import FullSender
         from actors.sync import GeneratorClient
 
         model, spec = self._engine.module.model, self._spec
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
         self._client = GeneratorClient(
             generators,
             workers_per_generator=rendezvous.workers_per_generator,
             timeout_s=rendezvous.timeout_s,
         )
-        self._sender: AdapterSender | FullSender
         if spec.config.lora_sync == "adapter":
             self._sender = AdapterSender(
                 model, client=self._client, dtype=self._dtype, is_sender=spec.rank == 0
@@ -145,11 +161,16 @@ class LearnerActor:
         """Send the weights to all generators, labelled ``policy_version``; all ranks together.
 
         Raises:
-            SyncError: a generator failed or did not answer in time.
+            SyncError: a generator failed or did not answer in time, or there is no group, after
+                an error or before the first `connect`.
         """
+        if self._sender is None:
+            raise SyncError(
+                f"weight sync of version {policy_version}: the learner is not connected to any "
+                "generators"
+            )
         self._client.policy_version = policy_version
-        self._sender.send_weights()
-        return SentWeights(num_tensors=self._sender.num_tensors, num_bytes=self._sender.num_bytes)
+        return self._sender.send_weights()
 
     def probe(self, token_ids: IntArray) -> FloatArray:
         """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from real_ray.batching import Microbatch
 from real_ray.config import LearnerConfig, LossConfig
 from real_ray.partial_metrics import PartialMetrics
-from real_ray.types import FloatArray, IntArray, SampleRecord
+from real_ray.types import FloatArray, SampleRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +45,6 @@ class AdapterUpdate:
     policy_version: int
     num_tensors: int
     files: Mapping[str, bytes]  # of a peft adapter directory, by name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Probe:
-    """A fixed sequence whose completion log-probs tell whether a generator has the right weights.
-
-    Tokens that the policy would itself sample: unlikely ones differ more by rounding.
-    """
-
-    token_ids: IntArray  # [prompt + completion]
-    num_prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratorWeights:
-    """The weights that a generator says it holds."""
-
-    policy_version: int
-    num_tensors: int  # of the last update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +123,3 @@ class SyncRendezvous:
     def world_size(self) -> int:
         """The sending learner rank and every worker of every generator."""
         return 1 + self.num_generators * self.workers_per_generator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentWeights:
-    """What the learner sent."""
-
-    num_tensors: int
-    num_bytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from actors.stacks import enable_stacks
 from real_ray.rewards import load_reward, score_group
 from real_ray.types import RolloutGroup, SampledGroup
 
@@ -12,6 +13,7 @@ class RewardActor:
     """A Ray actor around one reward function."""
 
     def __init__(self, function: str) -> None:
+        enable_stacks()
         self._reward = load_reward(function)
 
     def score(self, group: SampledGroup) -> tuple[tuple[list[float], float], RolloutGroup]:

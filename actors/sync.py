@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from actors.protocol import AdapterUpdate
+from actors.transfer_errors import BROKE_OFF
 from real_ray.errors import SyncError
+
+_GRACE_S = 5.0
 
 
 class GeneratorClient:
     """vLLM's `VLLMWeightSyncClient` protocol over Ray, for all generators at once.
 
     vLLM's own Ray client gives every engine the same ranks and waits without a deadline.
+
+    Args:
+        generators: Ray handles by name, in the order of their ranks.
+        timeout_s: for each call.
     """
 
     def __init__(
-        self, generators: Sequence[Any], *, workers_per_generator: int, timeout_s: float
+        self, generators: Mapping[str, Any], *, workers_per_generator: int, timeout_s: float
     ) -> None:
-        self._generators = list(generators)
+        self._generators = dict(generators)
         self._workers_per_generator = workers_per_generator
         self._timeout_s = timeout_s
         self.policy_version = 0  # label of the next update
@@ -30,48 +38,74 @@ class GeneratorClient:
         first = init_info["rank_offset"]
         self._wait(
             "join the weight-transfer group",
-            [
-                g.init_weight_transfer_engine.remote(
+            {
+                name: generator.init_weight_transfer_engine.remote(
                     {**init_info, "rank_offset": first + index * self._workers_per_generator}
                 )
-                for index, g in enumerate(self._generators)
-            ],
+                for index, (name, generator) in enumerate(self._generators.items())
+            },
         )
 
     def start_weight_update(self) -> None:
-        self._wait("begin the update", [g.start_weight_update.remote() for g in self._generators])
+        self._ask("begin the update", "start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._wait(
-            "receive the weights", [g.update_weights.remote(update_info) for g in self._generators]
-        )
+        self._ask("receive the weights", "update_weights", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         version = self.policy_version if weight_version is None else int(weight_version)
-        self._wait(
-            "finish the update",
-            [g.finish_weight_update.remote(version) for g in self._generators],
-        )
+        self._ask("finish the update", "finish_weight_update", version)
 
     def load_adapter(self, update: AdapterUpdate) -> None:
         """Bring a LoRA adapter into all generators, which must be paused."""
-        shared = ray.put(update)
-        self._wait("load the adapter", [g.load_adapter.remote(shared) for g in self._generators])
+        self._ask("load the adapter", "load_adapter", ray.put(update))
 
-    def _wait(self, what: str, replies: list[Any]) -> None:
-        _, late = ray.wait(replies, num_returns=len(replies), timeout=self._timeout_s)
-        if late:
-            names = [f"generator-{replies.index(reply)}" for reply in late]
-            raise SyncError(
-                f"weight sync of version {self.policy_version}: {', '.join(names)} did not {what} "
-                f"within {self._timeout_s:g} s (sync.timeout_s)"
-            )
-        for index, answer in enumerate(replies):
+    def _ask(self, what: str, method: str, *arguments: Any) -> None:
+        self._wait(
+            what,
+            {
+                name: getattr(generator, method).remote(*arguments)
+                for name, generator in self._generators.items()
+            },
+        )
+
+    def _wait(self, what: str, replies: Mapping[str, Any]) -> None:
+        """Wait for all, or until one fails and the others had a moment to fail as well."""
+        waiting = {reply: name for name, reply in replies.items()}
+        failed: dict[str, BaseException] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while waiting:
+            left = max(deadline - time.monotonic(), 0.0)
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+            if not done:
+                break
+            name = waiting.pop(done[0])
             try:
-                ray.get(answer)
+                ray.get(done[0])
             except RayError as error:
-                cause = getattr(error, "cause", None) or error
-                raise SyncError(
-                    f"weight sync of version {self.policy_version}: generator-{index} could not "
-                    f"{what}: {type(cause).__name__}: {cause}"
-                ) from error
+                failed[name] = getattr(error, "cause", None) or error
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if failed or waiting:
+            raise self._error(what, failed, late=[n for n in replies if n in waiting.values()])
+
+    def _error(self, what: str, failed: dict[str, BaseException], late: list[str]) -> SyncError:
+        """Blames those with an error of their own, else those who are late.
+
+        The others have failed or are late because of them.
+        """
+        where = f"weight sync of version {self.policy_version}"
+        guilty = {name: e for name, e in failed.items() if BROKE_OFF not in str(e)}
+        if guilty:
+            errors = "; ".join(
+                f"{name} could not {what}: {type(error).__name__}: {error}"
+                for name, error in guilty.items()
+            )
+            return SyncError(f"{where}: {errors}", tuple(guilty))
+        if late:
+            return SyncError(
+                f"{where}: {', '.join(late)} did not {what} within {self._timeout_s:g} s "
+                "(sync.timeout_s)",
+                tuple(late),
+            )
+        name, error = next(iter(failed.items()))
+        return SyncError(f"{where}: no generator is to blame, but {name}: {error}")

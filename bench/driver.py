@@ -30,8 +30,11 @@ from driver_rates import (
 from report import Report, mib
 from rich.console import Console
 
+from real_ray.activity import Activity
 from real_ray.config import ClusterConfig
+from real_ray.healing_pool import HealingPool
 from real_ray.roles import Roles
+from real_ray.tracking import Tracker
 
 _SECTIONS = ("ray", "process", "memory")
 _TARGET = 0.6  # of the rate of bare actor calls
@@ -103,20 +106,33 @@ def _over_ray(work: Work, rounds: int) -> Report:
 
 async def _rounds(work: Work, rounds: int) -> list[Any]:
     import ray
+    from ready_generator import ReadyGenerator
 
-    from actors.pools import RayGeneratorPool, RayRewardPool
+    from actors.reward_pool import RayRewardPool
 
+    config = work.config()
     actor = ray.remote(num_cpus=0, max_concurrency=1000)(instant.Generator)
     generators = [actor.remote() for _ in range(NUM_GENERATORS)]
     worker = ray.remote(num_cpus=0)(instant.RewardWorker)
     rewards = RayRewardPool(
-        lambda index: worker.remote(work.config().rollout.num_generations),
+        lambda index: worker.remote(config.rollout.num_generations),
         num_workers=NUM_REWARD_WORKERS,
         function="instant",
         timeout_s=60.0,
+        activity=Activity(),
     )
+    pool = HealingPool(
+        lambda index, num_starts: ReadyGenerator(index, generators[index], config),
+        config=config.rollout,
+        tracker=Tracker(),
+        activity=Activity(),
+    )
+    keeping = asyncio.create_task(pool.run())
+    await pool.has_begun()
+    for member in pool.members():
+        pool.admit(member)
     roles = Roles(
-        generators=RayGeneratorPool(generators, timeout_s=60.0),
+        generators=pool,
         rewards=rewards,
         learner=instant.Learner(),
         broadcaster=instant.Broadcaster([generator.load.remote for generator in generators]),
@@ -138,6 +154,7 @@ async def _rounds(work: Work, rounds: int) -> list[Any]:
                 "bare_CPU_ms_a_group": 1e3 * (ended - between) / work.num_groups,
             }
         )
+    keeping.cancel()
     return rows[1:]  # the first one warmed up
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from real_ray.checkpoint import DriverState
+from real_ray.roles import GeneratorProgress
 from real_ray.types import (
     Prompt,
     RolloutTicket,
@@ -51,6 +52,9 @@ class Generator:
     async def load(self, policy_version: int) -> None:
         self._version = policy_version
 
+    async def progress(self) -> GeneratorProgress:
+        return GeneratorProgress(num_running=0, num_tokens=0, num_finished=0)
+
 
 class RewardWorker:
     """In process, or as a Ray actor."""
@@ -72,6 +76,9 @@ class GeneratorPool:
         await asyncio.sleep(0)
         ticket, _ = await self._generator.generate(prompt, sampling)
         return ticket
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
 
 
 class RewardPool:
@@ -111,7 +118,11 @@ class Broadcaster:
             policy_version=policy_version,
             seconds=0.0,
             pause_seconds=0.0,
+            num_generators=len(self._loads),
             num_tensors=1,
             num_bytes=1,
             probe_difference=0.0,
         )
+
+    async def bring_in(self) -> None:
+        await asyncio.Event().wait()

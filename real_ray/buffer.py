@@ -36,7 +36,7 @@ class GroupBuffer:
     """Slots, states and order of the groups between admission and release.
 
     Who waits here: the admission loop in `slot`, the training loop in `take`. Who wakes them:
-    `push`, `drop`, `release` and `end`.
+    `push`, `drop`, `release`, `end` and `stop`.
 
     Args:
         groups_per_step: size of a batch.
@@ -73,7 +73,7 @@ class GroupBuffer:
         self._decided_before: set[str] = set()  # accepted by the run that is continued
         self._accepted: deque[RolloutTicket] = deque()  # in the order of admission
         self._num_trained = 0
-        self._ended = False
+        self._ended = self._stopped = False
         self._slot_free = asyncio.Event()
         self._batch_full = asyncio.Event()
 
@@ -143,6 +143,11 @@ class GroupBuffer:
         self._ended = True
         self._wake()
 
+    def stop(self) -> None:
+        """Nothing more will be taken: groups stay for a checkpoint."""
+        self._stopped = True
+        self._wake()
+
     async def take(self, *, policy_version: int, drop_last: bool = False) -> list[RolloutTicket]:
         """Wait for the oldest groups that make a batch, and hand them over for training.
 
@@ -151,14 +156,16 @@ class GroupBuffer:
             drop_last: leave a last batch that is too small in the buffer.
 
         Returns:
-            ``groups_per_step`` groups; fewer, or none, after `end`.
+            ``groups_per_step`` groups; fewer, or none, after `end`; none after `stop`.
 
         Raises:
             StalenessError: a group holds tokens more than `max_staleness` versions old.
         """
-        while not self._has_batch:
+        while not (self._has_batch or self._stopped):
             self._batch_full.clear()
             await self._batch_full.wait()
+        if self._stopped:
+            return []
         size = min(len(self._accepted), self._groups_per_step)
         if drop_last and size < self._groups_per_step:
             return []
@@ -254,5 +261,5 @@ class GroupBuffer:
     def _wake(self) -> None:
         if self._has_slot:
             self._slot_free.set()
-        if self._has_batch:
+        if self._has_batch or self._stopped:
             self._batch_full.set()

@@ -237,6 +237,28 @@ def status(
     raise typer.Exit(exit_code(command, debug=context.obj))
 
 
+@app.command()
+def scale(
+    context: typer.Context,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The directory of a run, or its name in runs/.")
+    ],
+    *,
+    generators: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many generators the run is to have.")
+    ],
+) -> None:
+    """Change the number of generators of a run that is under way."""
+
+    def command() -> int:
+        from real_ray.report.scale import scale_run
+
+        print(scale_run(run, generators))
+        return 0
+
+    raise typer.Exit(exit_code(command, debug=context.obj))
+
+
 def _seconds(help: str) -> Any:  # noqa: A002
     return typer.Option(metavar="SECONDS", help=help)
 

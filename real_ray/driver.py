@@ -13,9 +13,10 @@ who                 waits for                      is woken by
 ==================  =============================  ====================================
 ``_admit_groups``   a free slot                    ``release`` after a sync, ``drop``
 ``_roll_out``       a generator, a reward worker   their replies (each has a deadline)
-``_train_steps``    the oldest groups to be ready  ``push``, ``drop``, ``end``
+``_train_steps``    the oldest groups to be ready  ``push``, ``drop``, ``end``, ``stop``
 ``_train_steps``    the learner, the broadcaster   their replies (each has a deadline)
 ``_train_steps``    the evaluation of the weights  its end: only then they are replaced
+``_wind_up``        the groups under way           their end, or the time that ``stop`` gives
 ==================  =============================  ====================================
 
 The driver moves tickets: metadata and references. Token arrays go from actor to actor. Each group
@@ -27,13 +28,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from real_ray.activity import Activity
 from real_ray.buffer import GroupBuffer, GroupState
 from real_ray.checkpoint import BufferedGroup, DriverState, check_fits_data
 from real_ray.config import Config
 from real_ray.data import Draw, PromptCursor
 from real_ray.errors import (
     GenerationError,
+    GeneratorsLostError,
     RealRayError,
     RewardError,
     RunError,
@@ -49,6 +53,12 @@ from real_ray.tracking import Tracker
 from real_ray.types import Prompt, RolloutTicket, Sampling, TrainResult
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    grace_s: float
+    error: RunError | None
+
+
 class Driver:
     """Directs one run from the first prompt to the last step.
 
@@ -58,6 +68,7 @@ class Driver:
         config: with `run.num_steps` counted (`real_ray.num_steps`).
         resume: of the checkpoint that the learner was loaded from, with references to the buffered
             groups; None: a new run.
+        activity: where the driver notes what it does, for the watchdog.
 
     Raises:
         CheckpointError: ``resume`` belongs to other prompts, or to other steps in their epochs.
@@ -72,6 +83,7 @@ class Driver:
         evaluation: Sequence[Prompt],
         tracker: Tracker,
         resume: DriverState | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._config = config
         self._roles = roles
@@ -116,24 +128,59 @@ class Driver:
             (resume.sampling, resume.reward_function) == (self._sampling, config.reward.function)
         )
         self._failures_in_a_row = 0
+        self._activity = activity or Activity()
+        self._rolling_out: set[asyncio.Task[None]] = set()
+        self._stop: _Stop | None = None
+        self._saved_version: int | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         """Train until `run.num_steps` or the end of the data, evaluating when it is due.
+
+        Returns:
+            False: it was stopped before.
 
         Raises:
             RunError: the run cannot go on. All tasks of the driver have ended by then.
+            LearnerLostError: it can, with another driver from the newest checkpoint.
         """
         try:
             # Also proves, before anything is sampled, that weights reach the generators.
             await self._roles.broadcaster.broadcast(policy_version=self._policy_version)
             async with asyncio.TaskGroup() as tasks:
-                if self._evaluator.is_due(self._policy_version):
+                watching = [
+                    tasks.create_task(self._roles.broadcaster.bring_in(), name="newcomers"),
+                    tasks.create_task(self._watch_generators(), name="generators"),
+                ]
+                if self._evaluator.is_due(self._policy_version) and self._stop is None:
                     self._evaluator.start(self._policy_version, tasks)
-                admission = tasks.create_task(self._admit_groups(tasks))
+                admission = tasks.create_task(self._admit_groups(tasks), name="admission")
                 await self._train_steps(tasks)
                 admission.cancel()
+                await self._wind_up()
+                for task in watching:
+                    task.cancel()
         except* RealRayError as errors:
             raise first_error(errors) from errors
+        if self._stop is not None and self._stop.error is not None:
+            raise self._stop.error
+        return self._stop is None
+
+    @property
+    def policy_version(self) -> int:
+        """Of the last finished step."""
+        return self._policy_version
+
+    def stop(self, *, grace_s: float, error: RunError | None = None) -> None:
+        """End after the step under way, with a checkpoint.
+
+        Args:
+            grace_s: time for groups under way after that; the others are drawn again on resume.
+            error: why; `run` raises it in the end.
+        """
+        if self._stop is None:
+            self._stop = _Stop(grace_s=grace_s, error=error)
+            self._buffer.stop()
+            self._evaluator.cancel()
 
     async def _admit_groups(self, tasks: asyncio.TaskGroup) -> None:
         for draw in self._cursor:
@@ -150,9 +197,33 @@ class Driver:
                         "other settings than now, or is too old for rollout.max_staleness",
                     )
                 self._buffer.admit(draw.prompt.uid)
-                tasks.create_task(self._roll_out(draw), name=f"roll out {draw.prompt.uid}")
-            self._tracker.pipeline(self._buffer.counts())
+                name = f"roll out {draw.prompt.uid}"
+                task = tasks.create_task(self._roll_out(draw), name=name)
+                self._rolling_out.add(task)
+                task.add_done_callback(self._rolling_out.discard)
+            self._tell_of_the_pipeline()
         self._buffer.end()
+
+    async def _watch_generators(self) -> None:
+        try:
+            await self._roles.generators.watch()
+        except GeneratorsLostError as error:  # the learner is well, and so are complete groups
+            self.stop(grace_s=0.0, error=error)
+
+    async def _wind_up(self) -> None:
+        """After a stop: let groups under way finish, give the others back, save a checkpoint."""
+        if self._stop is None:
+            return
+        rolling_out = set(self._rolling_out)
+        if rolling_out:
+            self._activity.set("driver", f"stops: waits for {len(rolling_out)} groups under way")
+            await asyncio.wait(rolling_out, timeout=self._stop.grace_s)
+            for task in rolling_out:
+                task.cancel()
+            await asyncio.wait(rolling_out)
+        self._check_ledger()
+        if self._policy_version not in (0, self._saved_version):
+            await self._save_checkpoint()
 
     def _still_fits(self, group: RolloutTicket) -> bool:
         """Whether a group of a checkpoint may train in its turn, whatever the config is now.
@@ -191,7 +262,7 @@ class Driver:
             notice.cancel()
         self._failures_in_a_row = 0
         self._account(self._buffer.push(group))
-        self._tracker.pipeline(self._buffer.counts())
+        self._tell_of_the_pipeline()
 
     def _drop(self, uid: str, outcome: Outcome, error: RunError) -> None:
         """Account for a group that did not come; another prompt takes its place."""
@@ -214,17 +285,22 @@ class Driver:
         ended = clock()
         for step in range(self._policy_version + 1, self._config.num_steps + 1):
             times = StepTimes(began=ended, saved=clock())
+            self._activity.set("driver", f"waits for the groups of step {step}")
             batch = await self._buffer.take(
                 policy_version=self._policy_version, drop_last=self._config.data.drop_last
             )
             if not batch:
-                self._tell_of_the_end()
+                if self._stop is None:
+                    self._tell_of_the_end()
                 break
             times.taken = clock()
+            self._activity.set("driver", f"waits for the learner to train step {step}")
             result = await self._roles.learner.train(batch, policy_version=step)
             times.trained = clock()
+            self._activity.set("driver", f"waits for an evaluation before the sync of step {step}")
             await self._evaluator.finish()  # its weights stay in the generators until then
             times.evaluated = clock()
+            self._activity.set("driver", f"waits for the weight sync of step {step}")
             sync = await self._roles.broadcaster.broadcast(policy_version=step)
             self._release(batch)
             times.ended = ended = clock()
@@ -244,9 +320,14 @@ class Driver:
             )
             self._policy_version = step
             self._check_ledger()
-            if self._evaluator.is_due(step):
+            if self._evaluator.is_due(step) and self._stop is None:
                 self._evaluator.start(step, tasks)
-            await self._save_checkpoint()
+            every = self._config.checkpoint.save_steps
+            if every is not None and step % every == 0:
+                await self._save_checkpoint()
+        if self._stop is not None:
+            return
+        self._activity.set("driver", "waits for the last evaluation")
         await self._evaluator.finish()
         if self._config.eval.at_end:
             self._evaluator.start(self._policy_version, tasks)
@@ -271,6 +352,13 @@ class Driver:
             },
             policy_version=self._policy_version,
         )
+
+    def _tell_of_the_pipeline(self) -> None:
+        counts = self._buffer.counts()
+        self._tracker.pipeline(counts)
+        taken = sum(counts.values())
+        self._activity.set("slots", f"{taken} of {self._config.num_slots} taken")
+        self._activity.set("buffer", ", ".join(f"{n} {s.value}" for s, n in counts.items() if n))
 
     def _tell_of_the_step(self, result: TrainResult, batch: Sequence[RolloutTicket]) -> None:
         for warning in result.warnings:
@@ -297,11 +385,10 @@ class Driver:
         return is_two_sided(group, self._config.loss)
 
     async def _save_checkpoint(self) -> None:
-        every, version = self._config.checkpoint.save_steps, self._policy_version
-        if every is None or version % every:
-            return
-        directory = str(self._config.run.checkpoint(version))
+        directory = str(self._config.run.checkpoint(self._policy_version))
+        self._activity.set("driver", f"waits for the checkpoint of step {self._policy_version}")
         await self._roles.learner.save_checkpoint(directory, self._state())
+        self._saved_version = self._policy_version
         self._tracker.event("checkpoint saved", directory)
 
     def _state(self) -> DriverState:

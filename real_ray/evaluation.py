@@ -53,9 +53,17 @@ class Evaluator:
 
     async def finish(self) -> None:
         """Wait for an evaluation that runs."""
-        if self._running is not None:
-            await self._running
+        running = self._running
+        if running is not None:
+            await asyncio.wait({running})
+            if not running.cancelled():
+                running.result()
             self._running = None
+
+    def cancel(self) -> None:
+        """Give up an evaluation that runs."""
+        if self._running is not None and self._running.cancel():
+            self._tracker.event("evaluation given up", "the run stops")
 
     async def _evaluate(self, policy_version: int) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -59,6 +59,7 @@ def step_metrics(
         "async/filtered": left[Outcome.FILTERED],
         "async/evicted": left[Outcome.EVICTED],
         "async/failed": left[Outcome.FAILED],
+        "rollout/generators": sync.num_generators,
         "rollout/tokens": tokens,
         "rollout/truncated": sum(sum(g.truncated) for g in sampled) / len(rewards),
         "sync/bytes": sync.num_bytes,

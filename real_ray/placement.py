@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -44,18 +45,11 @@ class Placement:
 
 
 def plan_placement(config: Config, device: Device) -> Placement:
-    """One bundle for each generator, learner rank and reward worker."""
+    """One bundle for each learner rank, reward worker and generator that a run begins with."""
     rollout, learner, reward = config.rollout, config.learner, config.reward
     cuda = device == "cuda"
     return Placement(
-        generators=tuple(
-            Bundle(
-                actor=f"generator-{i}",
-                cpus=rollout.cpus_per_generator,
-                gpus=rollout.tensor_parallel_size if cuda else 0,
-            )
-            for i in range(rollout.num_generators)
-        ),
+        generators=tuple(generator_bundle(config, device, i) for i in range(rollout.num_to_begin)),
         learner=tuple(
             Bundle(actor=f"learner-{i}", cpus=learner.cpus_per_rank, gpus=1 if cuda else 0)
             for i in range(learner.num_ranks)
@@ -64,6 +58,15 @@ def plan_placement(config: Config, device: Device) -> Placement:
             Bundle(actor=f"reward-{i}", cpus=reward.cpus_per_worker, gpus=0)
             for i in range(reward.num_workers)
         ),
+    )
+
+
+def generator_bundle(config: Config, device: Device, index: int) -> Bundle:
+    """What the generator of this number reserves."""
+    return Bundle(
+        actor=f"generator-{index}",
+        cpus=config.rollout.cpus_per_generator,
+        gpus=config.rollout.tensor_parallel_size if device == "cuda" else 0,
     )
 
 
@@ -102,6 +105,62 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
                 "rollout.cpus_per_generator, rollout.tensor_parallel_size, learner.cpus_per_rank "
                 "or reward.cpus_per_worker, or use larger nodes"
             )
+
+
+def describe_shortage(
+    bundles: Sequence[Mapping[str, float]],
+    *,
+    total: Sequence[Mapping[str, float]],
+    free: Sequence[Mapping[str, float]],
+) -> str:
+    """Why bundles that belong together are not placed now, in words.
+
+    Args:
+        bundles: resources of each bundle, in Ray's names.
+        total: resources of each living node.
+        free: of each node, what nobody has reserved.
+    """
+    is_free = _sum(free)
+    of_these = ", ".join(f"{is_free.get(name, 0):g} {name}" for name in _sum(bundles))
+    return (
+        f"needs {_counted(bundles)}; the cluster has {_text(_sum(total))}, free are {of_these}; "
+        f"{_reason(bundles, total=total, free=free)}"
+    )
+
+
+def _reason(
+    bundles: Sequence[Mapping[str, float]],
+    *,
+    total: Sequence[Mapping[str, float]],
+    free: Sequence[Mapping[str, float]],
+) -> str:
+    needed, has, has_free = (_units(_sum(some)) for some in (bundles, total, free))
+    short = [name for name, amount in needed.items() if amount > has_free.get(name, 0)]
+    if short:
+        return "short of " + ", ".join(
+            f"{name}: {(needed[name] - has_free.get(name, 0)) / _UNITS:g} too few are free"
+            if needed[name] <= has.get(name, 0)
+            else f"{name}: {(needed[name] - has.get(name, 0)) / _UNITS:g} more than there are"
+            for name in short
+        )
+    for bundle in bundles:
+        for nodes, has_it in ((total, "has"), (free, "has free")):
+            if not any(_holds(_units(node), _units(bundle)) for node in nodes):
+                return f"short of one node with {_text(bundle)}, which none {has_it}"
+    return "enough is free in total, but on nodes that it does not fit on together"
+
+
+def _counted(bundles: Sequence[Mapping[str, float]]) -> str:
+    counts = Counter(_text(bundle) for bundle in bundles)
+    return ", ".join(f"{count} x ({text})" if count > 1 else text for text, count in counts.items())
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for name, amount in _units(part).items():
+            total[name] = total.get(name, 0) + amount
+    return {name: amount / _UNITS for name, amount in sorted(total.items())}  # Ray has no order
 
 
 def _holds(node: Mapping[str, int], needs: Mapping[str, int]) -> bool:

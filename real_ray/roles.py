@@ -1,4 +1,4 @@
-"""The roles that the driver works with.
+"""The roles that the driver works with, and what stands behind the pool of generators.
 
 The driver sees only these protocols. In-process fakes, CPU actors and a cluster all implement
 them, so the same driver runs on each.
@@ -7,11 +7,14 @@ them, so the same driver runs on each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from real_ray.checkpoint import DriverState
 from real_ray.types import (
+    FloatArray,
+    IntArray,
     Prompt,
     RolloutTicket,
     SampledTicket,
@@ -19,6 +22,7 @@ from real_ray.types import (
     SyncReport,
     TrainResult,
 )
+from real_ray.weights import HeldWeights, SentWeights
 
 
 class GeneratorPool(Protocol):
@@ -29,7 +33,14 @@ class GeneratorPool(Protocol):
 
         Raises:
             GenerationError: this group failed; another try may succeed.
-            ActorDiedError: no generator is left.
+        """
+        ...
+
+    async def watch(self) -> None:
+        """Wait for as long as there are enough generators.
+
+        Raises:
+            GeneratorsLostError: there are too few, for too long or for good.
         """
         ...
 
@@ -55,6 +66,7 @@ class LearnerGroup(Protocol):
         Raises:
             GroupError: a group is not fit to be trained on.
             LearnerError: the learner cannot go on.
+            LearnerLostError: it can, once it was started anew from a checkpoint.
         """
         ...
 
@@ -78,8 +90,100 @@ class WeightBroadcaster(Protocol):
         """Send the current weights, labelled ``policy_version``, and verify that they arrived.
 
         Raises:
-            SyncError: naming the generators that do not hold the weights.
+            SyncError: no generator can hold the weights.
+            LearnerLostError: the learner could not send them.
         """
+        ...
+
+    async def bring_in(self) -> None:
+        """Without an end: bring the weights into generators that have started since, too.
+
+        Raises:
+            LearnerLostError: the learner could not send them.
+        """
+        ...
+
+
+class Generator(Protocol):
+    """One engine, from its placement to its end. Each wait has a deadline.
+
+    All methods but `stop` raise ActorDiedError where the engine or its process is gone.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def start(self) -> None:
+        """Wait for a place on the cluster, and start the engine there.
+
+        Raises:
+            UserError: bad input; another try would fail too.
+            RunError: it did not start.
+        """
+        ...
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        """As `GeneratorPool.generate`."""
+        ...
+
+    async def progress(self) -> GeneratorProgress:
+        """How much it has done; answered while it works, too."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop sampling; running completions are kept, or finished before."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        ...
+
+    async def held_weights(self) -> HeldWeights:
+        """What the last update has brought."""
+        ...
+
+    async def logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Log-probs, at temperature 1, of each token of a sequence but the first: [T - 1]."""
+        ...
+
+    async def stop(self, *, at_once: bool) -> None:
+        """End all of its processes and free its place. Raises nothing.
+
+        Args:
+            at_once: it does not answer any more.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorProgress:
+    """What a generator has done since it started."""
+
+    num_running: int  # completions that are not finished
+    num_tokens: int  # sampled in those that are running
+    num_finished: int  # requests
+
+
+class WeightSender(Protocol):
+    """The learner, as the broadcaster sees it."""
+
+    def holding(self, policy_version: int) -> AbstractAsyncContextManager[bool]:
+        """Keep the weights as they are. False: they are of another version by now."""
+        ...
+
+    async def send_weights(
+        self, receivers: Sequence[Generator], *, policy_version: int
+    ) -> SentWeights:
+        """Send the weights to these generators at once, which must be paused.
+
+        Raises:
+            SyncError: naming generators that failed, where that can be told.
+            LearnerLostError: a rank of the learner failed.
+        """
+        ...
+
+    async def logprobs(self, token_ids: IntArray) -> FloatArray:
+        """As `Generator.logprobs`."""
         ...
 
 

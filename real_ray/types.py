@@ -245,13 +245,15 @@ class TrainResult:
 class SyncReport:
     """Outcome of one weight sync to all generators.
 
-    Example: ``SyncReport(policy_version=4, seconds=0.9, pause_seconds=0.8, num_tensors=272,
-    num_bytes=269_000_000, probe_difference=0.011)``
+    Example: ``SyncReport(policy_version=4, seconds=0.9, pause_seconds=0.8, num_generators=2,
+    num_tensors=272, num_bytes=269_000_000, probe_difference=0.011)``
     """
 
     policy_version: int
     seconds: float
     pause_seconds: float  # longest pause of a generator
+    num_generators: int  # that hold the weights now
     num_tensors: int
     num_bytes: int
     probe_difference: float  # mean |logprob difference| on the probe, worst generator
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds: gather, transfer, ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.adapter_sync import AdapterSender
-from actors.protocol import AdapterUpdate, SentWeights
+from actors.protocol import AdapterUpdate
 from actors.sync import GeneratorClient
 from actors.weight_source import DeepSpeedWeightSource
 from real_ray.policy.lora import adapter_files, adapter_parameters, add_lora, without_lora
+from real_ray.weights import SentWeights
 
 BASE = 0  # the version without adapter
 
@@ -22,7 +23,7 @@ BASE = 0  # the version without adapter
 class AdapterRank:
     """A learner rank whose adapter is random and follows from the version alone."""
 
-    def __init__(self, model: str, generators: Sequence[Any]) -> None:
+    def __init__(self, model: str, generators: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         add_lora(self._model, rank=6, alpha=9.0, target_modules=["all-linear"], seed=0)
@@ -45,8 +46,12 @@ class AdapterRank:
     def send_weights(self, policy_version: int) -> SentWeights:
         self._client.policy_version = policy_version
         if not self._silent:
-            self._sender.send_weights()
-        return SentWeights(num_tensors=self._sender.num_tensors, num_bytes=self._sender.num_bytes)
+            return self._sender.send_weights()
+        return SentWeights(
+            policy_version=policy_version,
+            num_tensors=self._sender.num_tensors,
+            num_bytes=self._sender.num_bytes,
+        )
 
     def misplaced_adapter(self) -> AdapterUpdate:
         """An adapter whose second layer is for an eighth one, which the model does not have."""

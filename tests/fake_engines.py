@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fakes import sampled_ticket
 
-from actors.protocol import GeneratorWeights, SentWeights
 from real_ray.errors import GenerationError, SyncError
+from real_ray.roles import GeneratorProgress
 from real_ray.types import Prompt, SampledTicket, Sampling
+from real_ray.weights import HeldWeights, SentWeights
 
 
 class Engine:
@@ -68,32 +70,36 @@ class Engine:
         assert self._paused
         self._version = version
 
-    async def weights(self) -> GeneratorWeights:
-        return GeneratorWeights(policy_version=self._version, num_tensors=1)
+    async def weights(self) -> HeldWeights:
+        return HeldWeights(policy_version=self._version, num_tensors=1)
+
+    async def progress(self) -> GeneratorProgress:
+        return GeneratorProgress(num_running=len(self._running), num_tokens=0, num_finished=0)
 
 
 class Rank:
     """A learner rank that sends, or does not."""
 
-    def __init__(self, engines: list[Any]) -> None:
-        self._engines = engines
+    def __init__(self) -> None:
+        self._engines: list[Any] = []
         self._fails = ""
-        self._hanging = asyncio.Event()
+        self._failed = asyncio.Event()
 
     async def fail(self, how: str) -> None:
         """From now on; "" is not."""
         self._fails = how
 
+    async def connect(self, _: Any, generators: Mapping[str, Any]) -> None:
+        self._engines = list(generators.values())
+
     async def send_weights(self, policy_version: int) -> SentWeights:
         if self._fails == "raises":
-            raise SyncError("generator-1 could not receive the weights")
+            self._failed.set()
+            raise SyncError("generator-1 could not receive the weights", ("generator-1",))
         if self._fails == "raises what nobody expects":
             raise ZeroDivisionError
-        if self._fails == "hangs":
-            self._hanging.set()
-            await asyncio.Event().wait()
         await asyncio.gather(*(engine.load.remote(policy_version) for engine in self._engines))
-        return SentWeights(num_tensors=1, num_bytes=4)
+        return SentWeights(policy_version=policy_version, num_tensors=1, num_bytes=4)
 
-    async def until_hanging(self) -> None:
-        await self._hanging.wait()
+    async def until_failed(self) -> None:
+        await self._failed.wait()

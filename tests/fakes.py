@@ -107,6 +107,9 @@ class FakeGenerators:
             prompt.uid, members=sampling.n, oldest=oldest, newest=self.world.version
         )
 
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
 
 @dataclass
 class FakeRewards:
@@ -167,10 +170,14 @@ class FakeBroadcaster:
             policy_version=policy_version,
             seconds=0.1,
             pause_seconds=0.1,
+            num_generators=1,
             num_tensors=1,
             num_bytes=8,
             probe_difference=0.0,
         )
+
+    async def bring_in(self) -> None:
+        await asyncio.Event().wait()
 
 
 @dataclass
@@ -194,7 +201,7 @@ class RecordingTracker(Tracker):
 
 
 def make_roles(world: World, **overrides: object) -> Roles:
-    learner = FakeLearner(world)
+    learner: FakeLearner = overrides.get("learner") or FakeLearner(world)  # type: ignore[assignment]
     roles = {
         "generators": FakeGenerators(world),
         "rewards": FakeRewards(world),

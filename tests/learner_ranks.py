@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import ray
@@ -14,8 +14,8 @@ from groups import ticket_of
 from local_ray import local_ray
 from recording_learner import Gradients, RecordingLearner
 
+from actors.learner_group import RayLearnerGroup
 from actors.node import LOOPBACK, free_port
-from actors.pools import RayLearnerGroup
 from actors.protocol import LearnerSpec, TrainedBatch
 from actors.requests import rank_work
 from real_ray.checkpoint import DriverState
@@ -79,7 +79,7 @@ class LearnerRanks:
 
     def save_checkpoint(self, directory: Path, state: DriverState) -> None:
         """As the driver has it saved."""
-        group = RayLearnerGroup(self.ranks, config=self.config, loss=self.loss)
+        group = learner_group(self.ranks, config=self.config, loss=self.loss)
         asyncio.run(group.save_checkpoint(str(directory), state))
 
     def gradients(self) -> list[Gradients]:
@@ -115,6 +115,17 @@ class LearnerRanks:
             loss=self.loss,
             deepspeed=deepspeed_config(self.config),
         )
+
+
+def learner_group(
+    ranks: Sequence[Any], *, config: LearnerConfig, loss: LossConfig
+) -> RayLearnerGroup:
+    """Ranks that send their weights to nobody."""
+
+    async def no_rendezvous(_: int) -> NoReturn:
+        raise AssertionError
+
+    return RayLearnerGroup(ranks, config=config, loss=loss, rendezvous=no_rendezvous)
 
 
 @contextmanager

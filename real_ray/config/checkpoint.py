@@ -15,7 +15,7 @@ class CheckpointConfig(Section):
         100,
         ge=1,
         description="Save the state of learner and driver to `checkpoints/step_N/` every so many "
-        "steps, to continue from and for `real-ray export`; null: never.",
+        "steps, to continue from and for `real-ray export`; null: only when a run is stopped.",
     )
     save_total_limit: int | None = Field(
         2, ge=1, description="Newest checkpoints to keep; older ones are removed. null: all."

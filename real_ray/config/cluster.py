@@ -22,6 +22,11 @@ class ClusterConfig(Section):
     num_cpus: int | None = Field(
         None, ge=1, description="CPUs of a local Ray; null: what this machine has."
     )
+    autoscaler: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="Whether nodes may be added to the cluster when it is too small: `yes`: wait "
+        "for them up to `start_timeout_s`; `no`: refuse the run at once; `auto`: ask Ray.",
+    )
     start_timeout_s: float = Field(
         600.0, gt=0, description="Longest wait for all actors to be ready, seconds."
     )

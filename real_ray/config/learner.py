@@ -96,6 +96,12 @@ class LearnerConfig(Section):
     num_threads: int = Field(
         0, ge=0, description="CPU threads of a learner rank on CPU; 0: all cores of the node."
     )
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        description="Further starts of the learner, in a row without a step that it had not "
+        "reached before, when a rank was lost. It goes on from the newest checkpoint.",
+    )
     port: int = Field(
         0, ge=0, le=65535, description="Port of rank 0 for torch.distributed; 0: a free one."
     )

@@ -21,6 +21,7 @@ class RewardConfig(Section):
     timeout_s: float = Field(60.0, gt=0, description="Longest scoring of one group, seconds.")
     max_retries: int = Field(1, ge=0, description="Further tries of a group whose scoring failed.")
     on_error: Literal["stop", "drop"] = Field(
-        "stop",
-        description="A group that cannot be scored stops the run, or is dropped.",
+        "drop",
+        description="A group that cannot be scored is dropped (the run ends after "
+        "`run.max_consecutive_failures`), or stops the run.",
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from real_ray.config.base import Section, Word
+from real_ray.errors import ConfigError
 
 
 class RolloutConfig(Section):
@@ -60,6 +61,37 @@ class RolloutConfig(Section):
         True, description="Recompute the KV cache of running completions after a weight update."
     )
     num_generators: int = Field(1, ge=1, description="vLLM engines.")
+    min_generators: int | None = Field(
+        None,
+        ge=1,
+        description="Engines that a run needs, to begin and to go on; null: all of "
+        "`num_generators` to begin, one to go on.",
+    )
+    max_generators: int | None = Field(
+        None,
+        ge=1,
+        description="Add engines up to this number when the cluster has room for them (its "
+        "autoscaler is asked to make some); null: `num_generators`, "
+        "and any number for `real-ray scale`.",
+    )
+    recovery_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Time with fewer than `min_generators`, seconds, after which the run saves a "
+        "checkpoint and ends.",
+    )
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Further starts of an engine that was lost, in a row without a finished "
+        "group; the pauses before them double from 1 s to 60 s.",
+    )
+    stall_s: float = Field(
+        300.0,
+        gt=0,
+        description="Time in which an engine with unfinished completions samples no token, or "
+        "does not answer, seconds, after which it is replaced. Weight syncs do not count.",
+    )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs per generator.")
     cpus_per_generator: float = Field(1.0, gt=0, description="Ray CPUs that a generator reserves.")
     num_threads: int = Field(
@@ -80,6 +112,45 @@ class RolloutConfig(Section):
     )
     timeout_s: float = Field(1800.0, gt=0, description="Longest generation of one group, seconds.")
     enforce_eager: bool = Field(True, description="No compilation or CUDA graphs in the engine.")
+
+    @property
+    def num_to_begin(self) -> int:
+        """Engines that a run waits for before it begins."""
+        return self.num_generators if self.min_generators is None else self.min_generators
+
+    @property
+    def num_to_go_on(self) -> int:
+        """Engines without which a run does not go on."""
+        return self.min_generators or 1
+
+    @property
+    def num_wanted(self) -> int:
+        """Engines that a run would have."""
+        return self.max_generators or self.num_generators
+
+    def check_scale(self, num_generators: int) -> None:
+        """Check a number of engines that somebody asks for while the run goes on.
+
+        Raises:
+            ConfigError: below `min_generators` or above `max_generators`.
+        """
+        least, most = self.num_to_go_on, self.max_generators
+        if num_generators < least or (most is not None and num_generators > most):
+            raise ConfigError(
+                f"cannot scale to {num_generators} generators: the run allows "
+                + (f"{least} or more" if most is None else f"{least} to {most}")
+                + " (rollout.min_generators, rollout.max_generators)"
+            )
+
+    @model_validator(mode="after")
+    def _check_num_generators(self) -> RolloutConfig:
+        least, most = self.min_generators or 1, self.max_generators or self.num_generators
+        if not least <= self.num_generators <= most:
+            raise ValueError(
+                f"num_generators = {self.num_generators} is not between min_generators = "
+                f"{self.min_generators} and max_generators = {self.max_generators}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _refuse_truncated_sampling(self) -> RolloutConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -40,6 +41,24 @@ class RunConfig(Section):
         ge=1,
         description="Stop when so many groups in a row could not be generated or scored, "
         "or were evicted.",
+    )
+
+    stop_grace_s: float = Field(
+        60.0,
+        ge=0,
+        description="After SIGTERM or SIGINT: time for groups under way to finish once the step "
+        "under way is done, seconds; the others are sampled again when the run goes on.",
+    )
+    watchdog_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Tell who waits for whom when nothing at all made progress for so long, "
+        "seconds; longer than the slowest step, evaluation or start of an engine.",
+    )
+    watchdog: Literal["warn", "abort"] = Field(
+        "warn",
+        description="What follows when `watchdog_s` is over; warn: tell and wait on; abort: tell "
+        "and end the run.",
     )
 
     @property

@@ -10,8 +10,16 @@ from real_ray.config.base import Section
 
 
 class SyncConfig(Section):
-    backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto", description="Weight transfer; auto: nccl with GPUs, gloo without."
+    backend: Literal["auto", "nccl", "nccl_m2n", "gloo"] = Field(
+        "auto",
+        description="Weight transfer; auto: nccl with GPUs, gloo without. nccl_m2n: all learner "
+        "ranks send (needs NVIDIA's package nccl.m2n).",
+    )
+    bucket_mib: int = Field(
+        64,
+        ge=1,
+        description="Memory that tensors are packed into for one broadcast, MiB; learner and "
+        "generators have up to three at a time. A larger tensor goes alone.",
     )
     port: int = Field(
         0, ge=0, le=65535, description="Port of the transfer's rendezvous; 0: a free one."

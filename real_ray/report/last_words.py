@@ -58,6 +58,7 @@ def of_a_stopped_run(
             "recorded": run.path,
             **how_to_go_on(run.config, checkpoint),
         },
+        *_resumable(checkpoint),
     )
 
 
@@ -73,6 +74,7 @@ def of_a_failed_run(
             "actor logs": run.logs,
             **how_to_go_on(run.config, checkpoint),
         },
+        *_resumable(checkpoint),
     )
 
 
@@ -102,9 +104,16 @@ def how_to_go_on(config: Path, checkpoint: Path | None) -> dict[str, str]:
     """The command that continues a run, or starts it again."""
     if checkpoint is None:
         return {"start again": f"real-ray train {config} --run.overwrite true"}
-    step = int(checkpoint.name.removeprefix("step_"))
-    return {"continue": f"real-ray train {config} --checkpoint.resume auto  # from step {step}"}
+    return {"continue": f"real-ray train {config} --checkpoint.resume auto"}
 
 
-def _text(lines: list[str], facts: Mapping[str, object]) -> str:
-    return "\n".join(lines + [f"  {name:<13}{fact}" for name, fact in facts.items() if fact])
+def _resumable(checkpoint: Path | None) -> list[str]:
+    """The last line of what did not come to its end, for people and for scripts."""
+    if checkpoint is None:
+        return []
+    return [f"resumable from step {int(checkpoint.name.removeprefix('step_'))}"]
+
+
+def _text(lines: list[str], facts: Mapping[str, object], *last: str) -> str:
+    shown = [f"  {name:<13}{fact}" for name, fact in facts.items() if fact]
+    return "\n".join([*lines, *shown, *last])

@@ -64,6 +64,8 @@ def facts(directory: Path, status: Status) -> Iterator[str]:
     yield f"run {directory.name} in {directory}"
     yield f"  state        {_state(status, age=age, is_held=is_held)}"
     yield f"  step         {status.policy_version} of {status.num_steps}"
+    if is_held and status.generators:
+        yield f"  generators   {generators(status)}"
     checkpoint = Path(status.checkpoint) if status.checkpoint else None
     if checkpoint and not checkpoint.is_dir():  # somebody has removed it
         checkpoint = None
@@ -72,6 +74,12 @@ def facts(directory: Path, status: Status) -> Iterator[str]:
     if status.state != "finished" and not may_be_alive:
         for name, command in how_to_go_on(directory / "config.yaml", checkpoint).items():
             yield f"  {name:<13}{command}"
+
+
+def generators(status: Status) -> str:
+    """How many can do what, of those that are wanted."""
+    states = ", ".join(f"{n} {what}" for what, n in status.generators.items() if what != "wanted")
+    return f"{states}; {status.generators['wanted']} wanted"
 
 
 def ledger(status: Status) -> Table:

@@ -67,6 +67,9 @@ class SimulatedGenerators:
         finally:
             self._unfinished[index] -= sampling.n
 
+    async def watch(self) -> None:
+        await asyncio.Event().wait()  # none is ever lost
+
     async def pause(self, seconds: float, *, in_flight: bool) -> None:
         """Stand still; running groups go on afterwards, or finish before it begins."""
         self._paused = True

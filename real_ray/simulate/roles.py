@@ -90,6 +90,7 @@ class SimulatedBroadcaster:
         self._timeout_s = config.sync.timeout_s
         self._generators = generators
         self._in_flight = config.rollout.in_flight_updates
+        self._num_generators = config.rollout.num_generators
 
     async def broadcast(self, *, policy_version: int) -> SyncReport:
         clock = asyncio.get_running_loop().time
@@ -109,7 +110,11 @@ class SimulatedBroadcaster:
             policy_version=policy_version,
             seconds=clock() - began,
             pause_seconds=pause,
+            num_generators=self._num_generators,
             num_tensors=1,
             num_bytes=1,
             probe_difference=0.0,
         )
+
+    async def bring_in(self) -> None:
+        await asyncio.Event().wait()  # no generator comes later

@@ -23,6 +23,12 @@ class Tracker:
     def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
         """Groups by where they are or how they ended, after each step and at the end."""
 
+    def generators(self, counts: Mapping[str, int]) -> None:
+        """Generators that are wanted, and those there are by what they can do, at each change."""
+
+    def rolled_back(self, step: int) -> None:
+        """The run goes on after an earlier step; what was told of later ones is made again."""
+
     def event(self, kind: str, text: str) -> None:
         """Something a user should know of: a retry, a group that failed."""
 
@@ -51,6 +57,14 @@ class Trackers(Tracker):
     def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
         for tracker in self._trackers:
             tracker.ledger(counts, policy_version=policy_version)
+
+    def generators(self, counts: Mapping[str, int]) -> None:
+        for tracker in self._trackers:
+            tracker.generators(counts)
+
+    def rolled_back(self, step: int) -> None:
+        for tracker in self._trackers:
+            tracker.rolled_back(step)
 
     def event(self, kind: str, text: str) -> None:
         for tracker in self._trackers:

@@ -58,6 +58,9 @@ class ConsoleTracker(Tracker):
             + Text(f"{accuracy:.1%}", style="bold")
         )
 
+    def rolled_back(self, step: int) -> None:
+        self._done = step
+
     def event(self, kind: str, text: str) -> None:
         self._print(Text(f"{kind}: ", style="yellow") + Text(text))
 

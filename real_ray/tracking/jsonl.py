@@ -12,6 +12,7 @@ from typing import Any
 
 from real_ray.errors import RunError
 from real_ray.tracking.base import Tracker
+from real_ray.tracking.records import roll_back
 from real_ray.tracking.run_dir import RunDirectory
 from real_ray.types import SampleRecord
 
@@ -52,6 +53,9 @@ class JsonlTracker(Tracker):
         self._append(
             self._run.events, {"time": time.time(), "kind": kind, "text": text, **(data or {})}
         )
+
+    def rolled_back(self, step: int) -> None:
+        roll_back(self._run.path, step=step)
 
     def _append(self, path: Path, *records: Mapping[str, Any]) -> None:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from real_ray.config import Config, dump_config
 from real_ray.errors import ConfigError
-from real_ray.tracking import lock
+from real_ray.tracking import lock, scaling
 from real_ray.tracking.records import EarlierRecords, replace_file, roll_back
 
 _OF_A_RUN = {"config.yaml", "logs", "samples"}
@@ -95,6 +95,7 @@ class RunDirectory:
                 self._clear()
             else:
                 self.earlier = roll_back(self.path, step=continued_after)
+            (self.path / scaling.FILE).unlink(missing_ok=True)  # asked of a run that has ended
             self.samples.mkdir(exist_ok=True)
             self.logs.mkdir(exist_ok=True)
             replace_file(self.config, dump_config(_found_from_anywhere(config)).encode())

@@ -28,6 +28,7 @@ class Status:
     policy_version: int
     num_steps: int
     groups: Mapping[str, int] = field(default_factory=dict)  # the ledger
+    generators: Mapping[str, int] = field(default_factory=dict)  # wanted, and by state
     checkpoint: str | None  # the newest one
     step_seconds: float | None = None  # of the last step
     time: float  # of this record, seconds since 1970
@@ -37,7 +38,7 @@ _ADAPTER = TypeAdapter(Status)
 
 
 class StatusTracker(Tracker):
-    """Replaces `status.json` after each step, at each checkpoint and at the end.
+    """Replaces `status.json` after each step, whenever it changes otherwise, and at the end.
 
     Args:
         policy_version: that the run begins with.
@@ -65,6 +66,14 @@ class StatusTracker(Tracker):
 
     def ledger(self, counts: Mapping[str, int], *, policy_version: int) -> None:
         self._status = replace(self._status, groups=dict(counts), policy_version=policy_version)
+        self._write()
+
+    def generators(self, counts: Mapping[str, int]) -> None:
+        self._status = replace(self._status, generators=dict(counts))
+        self._write()
+
+    def rolled_back(self, step: int) -> None:
+        self._status = replace(self._status, policy_version=step)
         self._write()
 
     def event(self, kind: str, text: str) -> None:

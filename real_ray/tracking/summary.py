@@ -35,6 +35,11 @@ class SummaryTracker(Tracker):
         self.rewards.append((self.step_done, metrics["reward/mean"]))
         self.seconds.update({name: metrics[name] for name in metrics if name.startswith("time/")})
 
+    def rolled_back(self, step: int) -> None:
+        self.step_done = step
+        self.rewards = [(at, reward) for at, reward in self.rewards if at <= step]
+        self._accuracy = {at: value for at, value in self._accuracy.items() if at <= step}
+
     def evaluation(self, policy_version: int, accuracy: float, num_prompts: int) -> None:
         self._accuracy[policy_version] = accuracy
 

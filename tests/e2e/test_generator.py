@@ -15,13 +15,13 @@ import ray
 import torch
 from full_rank import FullRank
 from local_ray import local_ray
+from ready_generators import ready
 from tiny_engine import WatchedGenerator, engine_spec
 from tiny_model import build_model
 from transformers import AutoModelForCausalLM
 
-from actors.broadcaster import RayBroadcaster
-from actors.pools import RayGeneratorPool, RayLearnerGroup
-from real_ray.config import LearnerConfig, LossConfig
+from real_ray.broadcaster import Broadcaster
+from real_ray.healing_pool import HealingPool
 from real_ray.types import Prompt, SampledGroup, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,8 +34,8 @@ TOLERANCE = 1e-3  # of log-probs, in float32 on both sides
 @dataclass(frozen=True, kw_only=True)
 class Running:
     generator: Any
-    pool: RayGeneratorPool
-    broadcaster: RayBroadcaster
+    pool: HealingPool
+    broadcaster: Broadcaster
     recompute_kv: bool
     models: list[Path]  # version v has the weights of models[v % 2]
 
@@ -91,20 +91,19 @@ async def running(
         try:
             await generator.start.remote()
             rank = (
-                ray.remote(FullRank).options(num_cpus=0.5).remote(list(map(str, models)), generator)
+                ray.remote(FullRank)
+                .options(num_cpus=0.5)
+                .remote(list(map(str, models)), {"generator-0": generator})
             )
-            learner = RayLearnerGroup(
-                [rank], config=LearnerConfig(timeout_s=60.0), loss=LossConfig()
-            )
-            yield Running(
-                generator=generator,
-                pool=RayGeneratorPool([generator], timeout_s=120.0),
-                broadcaster=RayBroadcaster(
-                    [generator], learner, timeout_s=60.0, probe=None, probe_tolerance=0.1
-                ),
-                recompute_kv=request.param,
-                models=models,
-            )
+            async with ready([generator], [rank], timeout_s=120.0) as it:
+                it.admit_all()
+                yield Running(
+                    generator=generator,
+                    pool=it.pool,
+                    broadcaster=it.broadcaster,
+                    recompute_kv=request.param,
+                    models=models,
+                )
         finally:
             await generator.shutdown.remote()
 

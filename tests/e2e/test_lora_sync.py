@@ -14,17 +14,18 @@ import pytest_asyncio
 import ray
 from adapter_rank import BASE, AdapterRank
 from local_ray import local_ray
+from ready_generators import Ready, ready
 from tiny_engine import engine_spec
 from tiny_model import build_model
 
-from actors.broadcaster import RayBroadcaster
 from actors.generator import GeneratorActor
-from actors.pools import RayGeneratorPool, RayLearnerGroup
-from actors.protocol import AdapterUpdate, Probe
+from actors.protocol import AdapterUpdate
 from actors.sync import GeneratorClient
-from real_ray.config import LearnerConfig, LossConfig
+from real_ray.broadcaster import Broadcaster
 from real_ray.errors import SyncError
+from real_ray.healing_pool import HealingPool
 from real_ray.types import Prompt, SampledGroup, Sampling
+from real_ray.weights import Probe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,9 +38,10 @@ TEMPERATURE = 0.8
 @dataclass(frozen=True, kw_only=True)
 class Running:
     generator: Any
-    pool: RayGeneratorPool
+    pool: HealingPool
     rank: Any
-    broadcaster: RayBroadcaster
+    broadcaster: Broadcaster
+    ready: Ready
     base: np.ndarray  # log-probs of SEQUENCE before the first adapter
     scratch: Path
 
@@ -104,23 +106,17 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         try:
             await generator.start.remote()
             rank = ray.remote(AdapterRank).options(num_cpus=0.5).remote(str(model), [generator])
-            learner = RayLearnerGroup(
-                [rank], config=LearnerConfig(timeout_s=60.0), loss=LossConfig()
-            )
-            yield Running(
-                generator=generator,
-                pool=RayGeneratorPool([generator], timeout_s=120.0),
-                rank=rank,
-                broadcaster=RayBroadcaster(
-                    [generator],
-                    learner,
-                    timeout_s=60.0,
-                    probe=Probe(token_ids=SEQUENCE, num_prompt_tokens=1),
-                    probe_tolerance=0.01,
-                ),
-                base=await generator.probe.remote(SEQUENCE),
-                scratch=scratch,
-            )
+            probe = Probe(token_ids=SEQUENCE, num_prompt_tokens=1)
+            async with ready([generator], [rank], probe=probe, probe_tolerance=0.01) as it:
+                yield Running(
+                    generator=generator,
+                    pool=it.pool,
+                    rank=rank,
+                    broadcaster=it.broadcaster,
+                    ready=it,
+                    base=await generator.probe.remote(SEQUENCE),
+                    scratch=scratch,
+                )
         finally:
             await generator.shutdown.remote()
 
@@ -165,18 +161,27 @@ async def test_a_second_prompt_with_the_same_prefix_sees_nothing_of_the_last_ada
         assert await running.worst_difference(group) < TOLERANCE
 
 
-async def test_an_adapter_that_was_not_sent_is_an_error(running: Running) -> None:
-    await running.sync(40)
-    await running.rank.become.remote(41)
-    await running.rank.fall_silent.remote(True)
-    try:
-        with pytest.raises(SyncError, match=r"version 41.*generator-0 holds version 40"):
-            await running.broadcaster.broadcast(policy_version=41)
+async def test_an_adapter_that_was_not_sent_is_found_and_the_generator_replaced(
+    running: Running,
+) -> None:
+    for version, what in (
+        (41, "version 40"),
         # The right version and number of tensors, but another adapter: only the probe can tell.
-        with pytest.raises(SyncError, match=r"version 40.*generator-0 by \d.*probe_tolerance"):
-            await running.broadcaster.broadcast(policy_version=40)
-    finally:
-        await running.rank.fall_silent.remote(False)
+        (40, "log-probs of a fixed sequence differ"),
+    ):
+        await running.sync(40)
+        await running.rank.become.remote(41)
+        await running.rank.fall_silent.remote(True)
+        try:
+            report = await running.broadcaster.broadcast(policy_version=version)
+        finally:
+            await running.rank.fall_silent.remote(False)
+        assert report.num_generators == 0
+        kind, text = running.ready.tracker.events[-1]
+        assert kind == "sync repeated"
+        assert text.startswith(f"weight sync of version {version}: generator-0 has other weights")
+        assert what in text
+        await running.pool.newcomers()  # the same actor, as its own replacement
 
 
 async def test_an_adapter_that_vllm_refuses_is_an_error_and_leaves_the_last_one(

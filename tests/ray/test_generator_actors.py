@@ -12,11 +12,9 @@ import pytest
 import ray
 from fake_engines import Engine, Rank
 from local_ray import local_ray
+from ready_generators import Ready, ready
 
-from actors.broadcaster import RayBroadcaster
-from actors.pools import RayGeneratorPool, RayLearnerGroup
-from real_ray.config import LearnerConfig, LossConfig
-from real_ray.errors import ActorDiedError, GenerationError, SyncError
+from real_ray.errors import GenerationError, LearnerLostError
 from real_ray.types import Prompt, Sampling
 
 SAMPLING = Sampling(n=4, temperature=1.0, max_tokens=10)
@@ -31,7 +29,7 @@ def engines() -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def rank(engines: list[Any]) -> Any:
-    return start(Rank, engines)
+    return start(Rank)
 
 
 def start(actor: type, *arguments: Any) -> Any:
@@ -46,97 +44,93 @@ class TestPool:
     async def test_a_cancelled_caller_ends_the_request_and_frees_its_place(
         self, engines: list[Any]
     ) -> None:
-        pool = RayGeneratorPool(engines, timeout_s=60.0)
-        task = asyncio.create_task(pool.generate(prompt("a", "never ends"), SAMPLING))
-        await engines[0].until_running.remote("a")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await self.check_that_nothing_runs(pool, engines)
+        async with ready(engines) as it:
+            it.admit_all()
+            task = asyncio.create_task(it.pool.generate(prompt("a", "never ends"), SAMPLING))
+            await engines[0].until_running.remote("a")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await self.check_that_nothing_runs(it, engines)
 
     async def test_a_request_that_takes_too_long_is_ended(self, engines: list[Any]) -> None:
         await engines[0].until_running.remote()  # it is up
-        pool = RayGeneratorPool(engines, timeout_s=3.0)
-        with pytest.raises(GenerationError, match=r"^group a: generator-0 did not .* within 3 s"):
-            await pool.generate(prompt("a", "never ends"), SAMPLING)
-        await self.check_that_nothing_runs(pool, engines)
+        async with ready(engines, timeout_s=3.0) as it:
+            it.admit_all()
+            with pytest.raises(
+                GenerationError, match=r"^group a: generator-0 did not .* within 3 s"
+            ):
+                await it.pool.generate(prompt("a", "never ends"), SAMPLING)
+            await self.check_that_nothing_runs(it, engines)
 
     async def test_a_group_that_fails_costs_nothing_but_itself(self, engines: list[Any]) -> None:
-        pool = RayGeneratorPool(engines[:1], timeout_s=60.0)
-        other = asyncio.create_task(pool.generate(prompt("b", "never ends"), SAMPLING))
-        await engines[0].until_running.remote("b")
-        for _ in range(2):
-            with pytest.raises(GenerationError, match=r"^group a: no output"):
-                await pool.generate(prompt("a", "fails"), SAMPLING)
-        ticket = await pool.generate(prompt("a"), SAMPLING)
-        assert (ticket.uid, await ticket.ref) == ("a", "group of a")
-        await engines[0].until_running.remote("b")
-        other.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await other
+        async with ready(engines[:1]) as it:
+            it.admit_all()
+            other = asyncio.create_task(it.pool.generate(prompt("b", "never ends"), SAMPLING))
+            await engines[0].until_running.remote("b")
+            for _ in range(2):
+                with pytest.raises(GenerationError, match=r"^group a: no output"):
+                    await it.pool.generate(prompt("a", "fails"), SAMPLING)
+            ticket = await it.pool.generate(prompt("a"), SAMPLING)
+            assert (ticket.uid, await ticket.ref) == ("a", "group of a")
+            await engines[0].until_running.remote("b")
+            other.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await other
 
-    async def test_a_generator_that_is_gone_is_named(self, engines: list[Any]) -> None:
+    async def test_a_generator_that_is_gone_is_named_and_its_group_is_not_lost(
+        self, engines: list[Any]
+    ) -> None:
         mortal = start(Engine)
-        pool = RayGeneratorPool([mortal], timeout_s=60.0)
-        task = asyncio.create_task(pool.generate(prompt("a", "never ends"), SAMPLING))
-        await mortal.until_running.remote("a")
-        ray.kill(mortal)
-        with pytest.raises(ActorDiedError, match=r"^generator-0 has died"):
-            await task
+        async with ready([mortal]) as it:
+            it.admit_all()
+            task = asyncio.create_task(it.pool.generate(prompt("a", "never ends"), SAMPLING))
+            await mortal.until_running.remote("a")
+            ray.kill(mortal)
+            with pytest.raises(GenerationError, match=r"^group a: generator-0 was lost: .*died"):
+                await task
 
     @staticmethod
-    async def check_that_nothing_runs(pool: RayGeneratorPool, engines: list[Any]) -> None:
+    async def check_that_nothing_runs(it: Ready, engines: list[Any]) -> None:
         """In the engine, and in what the pool knows: the next group goes there again."""
         await asyncio.wait_for(engines[0].until_running.remote(), 60)
-        await pool.generate(prompt("next"), SAMPLING)
+        await it.pool.generate(prompt("next"), SAMPLING)
         assert await engines[0].last.remote() == "next"
 
 
 class TestBroadcaster:
-    @staticmethod
-    def broadcaster(engines: list[Any], rank: Any) -> RayBroadcaster:
-        learner = RayLearnerGroup([rank], config=LearnerConfig(timeout_s=60), loss=LossConfig())
-        return RayBroadcaster(engines, learner, timeout_s=60.0, probe=None, probe_tolerance=0.1)
-
-    @pytest.mark.parametrize(
-        ("engine_fails", "rank_fails", "error"),
-        [
-            ("pause", "", SyncError),
-            ("", "raises", SyncError),
-            ("", "raises what nobody expects", ActorDiedError),
-        ],
-    )
-    async def test_an_error_during_a_sync_leaves_no_generator_paused(
-        self,
-        engines: list[Any],
-        rank: Any,
-        engine_fails: str,
-        rank_fails: str,
-        error: type[Exception],
-    ) -> None:
-        broadcaster = self.broadcaster(engines, rank)
-        await engines[1].fail.remote(engine_fails)
-        await rank.fail.remote(rank_fails)
-        with pytest.raises(error):
-            await broadcaster.broadcast(policy_version=1)
-        assert await self.paused(engines) == [False] * 3
-        await engines[1].fail.remote("")
-        await rank.fail.remote("")
-        report = await broadcaster.broadcast(policy_version=2)  # all goes on from there
-        assert report.policy_version == 2
-        assert 0 < report.pause_seconds <= report.seconds
-
-    async def test_a_cancelled_sync_leaves_no_generator_paused(
+    async def test_one_that_fails_in_a_sync_does_not_keep_the_others(
         self, engines: list[Any], rank: Any
     ) -> None:
-        await rank.fail.remote("hangs")
-        task = asyncio.create_task(self.broadcaster(engines, rank).broadcast(policy_version=1))
-        await rank.until_hanging.remote()
-        assert await self.paused(engines) == [True] * 3
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await self.paused(engines) == [False] * 3
+        for engine_fails, rank_fails in (("pause", ""), ("", "raises")):
+            async with ready(engines, [rank]) as it:
+                await engines[1].fail.remote(engine_fails)
+                await rank.fail.remote(rank_fails)
+                sync = asyncio.create_task(it.broadcaster.broadcast(policy_version=1))
+                if rank_fails:
+                    await rank.until_failed.remote()
+                    await rank.fail.remote("")
+                report = await sync
+                await engines[1].fail.remote("")
+                assert report.num_generators == 2
+                assert await self.paused([engines[0], engines[2]]) == [False] * 2
+                assert 0 < report.pause_seconds <= report.seconds
+                await it.pool.newcomers()  # the same actor, as its own replacement
+                report = await it.broadcaster.broadcast(policy_version=2)
+                assert report.num_generators == 3
+
+    async def test_a_learner_that_fails_as_nobody_expects_is_lost(
+        self, engines: list[Any], rank: Any
+    ) -> None:
+        async with ready(engines, [rank]) as it:
+            await rank.fail.remote("raises what nobody expects")
+            with pytest.raises(
+                LearnerLostError, match=r"sync of version 1: learner-0 failed: Zero"
+            ):
+                await it.broadcaster.broadcast(policy_version=1)
+            await rank.fail.remote("")
+            assert (await it.broadcaster.broadcast(policy_version=1)).num_generators == 3
+            assert await self.paused(engines) == [False] * 3
 
     @staticmethod
     async def paused(engines: list[Any]) -> list[bool]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from local_ray import local_ray
 
-from actors.pools import RayRewardPool
 from actors.reward import RewardActor
+from actors.reward_pool import RayRewardPool
+from real_ray.activity import Activity
 from real_ray.errors import RewardError
 from real_ray.types import (
     Completion,
@@ -74,6 +78,7 @@ def make_pool(function: str, *, num_workers: int = 1, timeout_s: float = 60.0) -
         num_workers=num_workers,
         function=function,
         timeout_s=timeout_s,
+        activity=Activity(),
     )
 
 
@@ -87,8 +92,7 @@ async def score(functions: Path) -> AsyncIterator[object]:
 
     yield make
     for pool in pools:
-        for worker in pool.workers:
-            ray.kill(worker)
+        pool.stop()
 
 
 def ticket(uid: str, *texts: str) -> SampledTicket:
@@ -195,3 +199,36 @@ async def test_a_cancelled_caller_leaves_no_worker_that_still_computes(  # type:
     assert (await pool.score(ticket("p:3@0", "a", "b"))).rewards == (1.0, 1.0)
     with pytest.raises(ray.exceptions.RayActorError):
         await hung.score.remote(ticket("p:4@0", "a", "b").ref)
+
+
+async def test_a_worker_that_is_stopped_or_gone_costs_a_try_and_the_next_one_goes_elsewhere(  # type: ignore[no-untyped-def]
+    score,
+) -> None:
+    pool = score("user_rewards:length", num_workers=2)
+    await asyncio.gather(*(pool.score(ticket(f"p:{i}@0", "a")) for i in range(2)))
+
+    def process_id(_: Any) -> int:
+        return os.getpid()
+
+    where, gone = ray.get([worker.__ray_call__.remote(process_id) for worker in pool.workers])
+    pool.timeout_s = 3.0
+    os.kill(where, signal.SIGSTOP)
+    os.kill(gone, signal.SIGKILL)
+    errors = []
+    for uid in ("p:3@0", "p:4@0"):
+        with pytest.raises(RewardError) as caught:
+            await pool.score(ticket(uid, "a"))
+        errors.append(str(caught.value))
+    assert "within 3 s" in errors[0]
+    assert "process died" in errors[1]
+    pool.timeout_s = 60.0
+    assert (await pool.score(ticket("p:5@0", "abc"))).rewards == (3.0,)
+    assert (await pool.score(ticket("p:6@0", "ab"))).rewards == (2.0,)
+    assert not psutil.pid_exists(where), "a stopped process does not stay behind"
+
+
+async def test_no_worker_is_started_for_nobody(score) -> None:  # type: ignore[no-untyped-def]
+    pool = score("user_rewards:dies")
+    with pytest.raises(RewardError):
+        await pool.score(ticket("p:9@0", "a", "b"))
+    assert pool.workers == [None]

@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 from fakes import make_config, rollout_ticket
+from learner_ranks import learner_group
 
-from actors.pools import RayLearnerGroup
 from actors.protocol import TrainedBatch, TrainRequest
 from real_ray.config import LossConfig, load_config
 from real_ray.config.keys import keys_by_name, sections
@@ -126,12 +126,13 @@ async def written_metrics(tmp_path: Path) -> dict[str, float]:
     """A line of metrics.jsonl, as a run writes it."""
     batch = [rollout_ticket("p:0@0")]
     config = make_config(learner={"prompts_per_step": 1})
-    learner = RayLearnerGroup([FakeRank()], config=config.learner, loss=config.loss)
+    learner = learner_group([FakeRank()], config=config.learner, loss=config.loss)
     result = await learner.train(batch, policy_version=1)
     sync = SyncReport(
         policy_version=1,
         seconds=1.0,
         pause_seconds=1.0,
+        num_generators=2,
         num_tensors=1,
         num_bytes=8,
         probe_difference=0.0,

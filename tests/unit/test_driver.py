@@ -163,16 +163,17 @@ async def test_a_reward_that_failed_is_tried_again() -> None:
     assert tracker.steps[-1]["async/failed"] == 0
 
 
-async def test_a_failing_reward_stops_the_run_with_its_own_words() -> None:
+async def test_a_failing_reward_stops_the_run_with_its_own_words_if_asked_to() -> None:
     world = World()
+    config = make_config(reward={"on_error": "stop"})
     with pytest.raises(RewardError, match=r"reward function f: group p:.*member 0: NaN"):
-        await run(make_config(), world, rewards=FakeRewards(world, poison=lambda uid: True))
+        await run(config, world, rewards=FakeRewards(world, poison=lambda uid: True))
 
 
-async def test_a_failing_reward_drops_the_group_if_asked_to_and_no_slot_leaks() -> None:
+async def test_a_failing_reward_drops_the_group_and_no_slot_leaks() -> None:
     world = World()
     poisoned = {f"p:{i}@0" for i in range(0, 40, 2)}
-    config = make_config(run={"num_steps": 6}, reward={"on_error": "drop"}, data={"shuffle": False})
+    config = make_config(run={"num_steps": 6}, data={"shuffle": False})
     tracker = await run(
         config, world, rewards=FakeRewards(world, poison=lambda uid: uid in poisoned)
     )

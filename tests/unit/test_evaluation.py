@@ -130,8 +130,9 @@ async def test_prompts_that_fail_are_left_out_and_told_of() -> None:
 async def test_a_reward_that_fails_stops_the_run_as_in_training() -> None:
     world = World()
     rewards = FakeRewards(world, poison=lambda uid: uid == "p:1")
+    config = make_config(reward={"on_error": "stop"})
     with pytest.raises(RewardError, match="group p:1, member 0"):
-        await run(make_config(), world, num_eval=3, rewards=rewards)
+        await run(config, world, num_eval=3, rewards=rewards)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from real_ray.config import Config
 from real_ray.errors import ResourceError
-from real_ray.placement import Bundle, Placement, check_fits, plan_placement
+from real_ray.placement import (
+    Bundle,
+    Placement,
+    check_fits,
+    describe_shortage,
+    plan_placement,
+)
 
 Node = dict[str, float]
 # As a config may have them: in Ray's smallest part, so that sums of floats are not exact.
@@ -163,4 +169,56 @@ class TestRefusal:
             "8 CPU, 3 GPU; 8 CPU, 3 GPU; 8 CPU, 1 GPU. Lower "
             "rollout.cpus_per_generator, rollout.tensor_parallel_size, learner.cpus_per_rank or "
             "reward.cpus_per_worker, or use larger nodes"
+        )
+
+
+class TestShortage:
+    """Why a placement group waits, from what the nodes have and what is free on them."""
+
+    def test_less_is_free_than_needed(self) -> None:
+        text = describe_shortage(
+            [{"CPU": 1.0, "GPU": 1.0}] * 3 + [{"CPU": 0.5}],
+            total=[{"CPU": 8.0, "GPU": 4.0, "memory": 1e9}, {"CPU": 2.0}],
+            free=[{"CPU": 7.5, "memory": 1e9}, {"CPU": 2.0}],
+        )
+        assert text == (
+            "needs 3 x (1 CPU, 1 GPU), 0.5 CPU; the cluster has 10 CPU, 4 GPU, free are 9.5 CPU, "
+            "0 GPU; short of GPU: 3 too few are free"
+        )
+
+    def test_more_is_needed_than_there_is(self) -> None:
+        text = describe_shortage(
+            [{"CPU": 1.5, "GPU": 8.0}], total=[{"CPU": 1.0, "GPU": 4.0}], free=[{"GPU": 1.0}]
+        )
+        assert text == (
+            "needs 1.5 CPU, 8 GPU; the cluster has 1 CPU, 4 GPU, free are 0 CPU, 1 GPU; short of "
+            "CPU: 0.5 more than there are, GPU: 4 more than there are"
+        )
+
+    def test_no_node_at_all(self) -> None:
+        text = describe_shortage([{"CPU": 1.0}], total=[], free=[])
+        assert text == (
+            "needs 1 CPU; the cluster has nothing, free are 0 CPU; short of CPU: 1 more than there "
+            "are"
+        )
+
+    @pytest.mark.parametrize(
+        ("largest", "ending"),
+        [
+            (3.0, "short of one node with 4 GPU, which none has"),
+            (4.0, "short of one node with 4 GPU, which none has free"),
+        ],
+    )
+    def test_enough_but_not_on_one_node(self, largest: float, ending: str) -> None:
+        text = describe_shortage(
+            [{"GPU": 4.0}], total=[{"GPU": largest}] * 2, free=[{"GPU": 2.0}, {"GPU": 3.0}]
+        )
+        assert text.endswith(f"free are 5 GPU; {ending}")
+
+    def test_enough_but_cut_up(self) -> None:
+        text = describe_shortage(
+            [{"GPU": 2.0}] * 2, total=[{"GPU": 4.0}] * 2, free=[{"GPU": 3.0}, {"GPU": 1.0}]
+        )
+        assert text.endswith(
+            "enough is free in total, but on nodes that it does not fit on together"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer import (
     WeightTransferEngineFactory,
@@ -19,8 +19,10 @@ from vllm.distributed.weight_transfer import (
 )
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
+from actors.gloo_sender import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
 from actors.node import LOOPBACK, free_port
-from actors.weight_transfer import GlooTrainerInitInfo, register
+from actors.transfer_errors import TransferBrokenError
+from actors.weight_transfer import register
 from real_ray.errors import ResourceError
 
 WEIGHTS = {
@@ -32,14 +34,16 @@ WEIGHTS = {
 }
 
 
-class Model:
+class Model(nn.Module):
     """What a receiver loads into."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.weights: dict[str, Tensor] = {}
 
-    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
         self.weights = dict(weights)
+        return set(self.weights)
 
 
 class Source(WeightSource):
@@ -64,7 +68,7 @@ class Client:
         self.models = [Model() for _ in range(generators * workers)]
         self.calls: list[str] = []
         self._workers = workers
-        self._engines = [
+        self.engines = [
             WeightTransferEngineFactory.create_engine(
                 WeightTransferConfig(backend="gloo"),
                 SimpleNamespace(
@@ -78,25 +82,29 @@ class Client:
             )
             for index, model in enumerate(self.models)
         ]
-        self._threads = ThreadPoolExecutor(len(self._engines))
+        self._threads = ThreadPoolExecutor(len(self.engines))
 
     def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
         def join(index: int) -> None:
             first = info["rank_offset"] + index // self._workers * self._workers
-            engine = self._engines[index]
+            engine = self.engines[index]
             engine.init_transfer_engine(engine.parse_init_info({**info, "rank_offset": first}))
 
-        list(self._threads.map(join, range(len(self._engines))))
+        list(self._threads.map(join, range(len(self.engines))))
 
     def start_weight_update(self) -> None:
         self.calls.append("start")
+        for engine in self.engines:
+            engine.start_weight_update()
 
     def update_weights(self, info: dict[str, Any]) -> None:
         self.calls.append("update")
-        list(self._threads.map(lambda engine: engine.update_weights(info), self._engines))
+        list(self._threads.map(lambda engine: engine.update_weights(info), self.engines))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.calls.append("finish")
+        for engine in self.engines:
+            engine.finish_weight_update()
 
 
 @pytest.fixture(autouse=True)
@@ -105,17 +113,30 @@ def registered() -> None:
     register()
 
 
-def connect(client: Client, source: Source, *, rank: int = 0, port: int | None = None) -> Any:
-    return WeightTransferTrainerFactory.trainer_init(
-        GlooTrainerInitInfo(
-            LOOPBACK,
-            port or free_port(LOOPBACK),
-            1 + len(client.models),
-            timeout_s=30.0,
-            rank=rank,
-        ),
-        client=client,
-        source=source,
+def connect(
+    client: Client,
+    source: Source,
+    *,
+    rank: int = 0,
+    port: int | None = None,
+    bucket_bytes: int = 200,
+    shared_memory: bool = True,
+) -> Any:
+    info = init_info(client, rank=rank, port=port, bucket_bytes=bucket_bytes)
+    info.shared_memory = shared_memory
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def init_info(
+    client: Client, *, bucket_bytes: int, rank: int = 0, port: int | None = None
+) -> GlooTrainerInitInfo:
+    return GlooTrainerInitInfo(
+        LOOPBACK,
+        port or free_port(LOOPBACK),
+        1 + len(client.models),
+        timeout_s=30.0,
+        bucket_bytes=bucket_bytes,
+        rank=rank,
     )
 
 
@@ -173,3 +194,60 @@ def test_a_port_in_use() -> None:
         port = server.getsockname()[1]
         with pytest.raises(ResourceError, match=f"port {port} on {LOOPBACK} is in use"):
             connect(Client(), Source(WEIGHTS), port=port)
+
+
+class CorruptingSender(GlooTrainerWeightTransferEngine):
+    """A bit of the first tensor of each bucket changes on the wire."""
+
+    def _fill(self, buffer: Tensor, *arguments: Any) -> None:
+        super()._fill(buffer, *arguments)
+        buffer[0] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "wrong"),
+    [(GlooTrainerWeightTransferEngine, set()), (CorruptingSender, {"embed"})],
+)
+def test_checksums_name_a_tensor_that_changed_on_the_wire(engine: Any, wrong: set[str]) -> None:
+    client = Client(generators=2)
+    sender = engine.trainer_init(
+        init_info(client, bucket_bytes=2**20), client=client, source=Source(WEIGHTS)
+    )
+    sender.send_weights()
+    for receiver in client.engines:
+        assert sender.checksums.keys() == receiver.checksums.keys() == WEIGHTS.keys()
+        assert {n for n, c in sender.checksums.items() if receiver.checksums[n] != c} == wrong
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["memory", "gloo"])
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 150, 2**20])
+def test_buckets_of_any_size(bucket_bytes: int, shared_memory: bool) -> None:
+    client = Client()
+    sender = connect(
+        client, Source(WEIGHTS), bucket_bytes=bucket_bytes, shared_memory=shared_memory
+    )
+    sender.send_weights()
+    sender.send_weights()
+    assert_equal(client.models[0].weights, WEIGHTS)
+
+
+def test_a_tensor_that_does_not_fit_is_named() -> None:
+    client = Client()
+
+    def load_weights(weights: Iterator[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights:
+            assert name != "norm", tensor.shape
+
+    client.models[0].load_weights = load_weights  # type: ignore[method-assign]
+    sender = connect(client, Source(WEIGHTS))
+    with pytest.raises(ValueError, match=re.escape("norm (4,) torch.float32")):
+        sender.send_weights()
+    with pytest.raises(TransferBrokenError, match="Connect again"):
+        sender.send_weights()
+
+
+def test_a_source_that_yields_more_than_it_declared_is_refused() -> None:
+    declared = [ParamMeta("a", torch.float32, (2,))]
+    source = Source({"a": torch.zeros(2), "b": torch.zeros(2)}, declared=declared)
+    with pytest.raises(ValueError, match="longer"):
+        connect(Client(), source).send_weights()

@@ -68,6 +68,11 @@ def keep_the_rules(values: dict[str, dict[str, Any]]) -> None:
     if data["eval"] is None:
         values["eval"].pop("every", None)
     rollout |= {"allow_truncated_sampling": True, "max_model_length": None}
+    rollout["num_generators"] = max(
+        rollout.get("num_generators", 1), rollout.get("min_generators") or 1
+    )
+    if rollout.get("max_generators") is not None:
+        rollout["max_generators"] = max(rollout["max_generators"], rollout["num_generators"])
     learner["prompts_per_step"] = 3 * learner.get("minibatches_per_batch", 1)
     longest = data.get("max_prompt_length", 1024) + rollout.get("max_completion_length", 512)
     learner["max_tokens_per_microbatch"] = longest
@@ -132,7 +137,7 @@ def test_flags_read_back_equal(config: Config) -> None:
 
 
 _NEW_VALUES = {"integer": "7", "number": "0.25", "string": "some/path"}
-_OTHER_VALUES = {"rollout.oversample": "1.25"}
+_OTHER_VALUES = {"rollout.oversample": "1.25", "rollout.min_generators": "1"}
 
 
 @pytest.mark.parametrize("key", [k for k in describe_keys() if k.nullable], ids=lambda k: k.name)

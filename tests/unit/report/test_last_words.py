@@ -79,8 +79,9 @@ def test_a_run_with_a_checkpoint_can_be_continued(run: RunDirectory, end: str) -
     assert facts(text)["groups"] == LINE
     assert facts(text)["recorded"] == str(run.path)
     assert facts(text)["continue"] == (
-        f"real-ray train {run.path}/config.yaml --checkpoint.resume auto  # from step 31"
+        f"real-ray train {run.path}/config.yaml --checkpoint.resume auto"
     )
+    assert text.splitlines()[-1] == "resumable from step 31"
     assert "start again" not in text
 
 
@@ -93,6 +94,7 @@ def test_without_one_it_starts_again(run: RunDirectory, end: str) -> None:
     )
     assert "groups" not in facts(text)
     assert "continue" not in text
+    assert "resumable" not in text
 
 
 def test_a_failed_run_names_the_logs(run: RunDirectory) -> None:

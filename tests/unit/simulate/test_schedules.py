@@ -11,7 +11,7 @@ import pytest
 from fakes import make_config
 
 from real_ray.config import Config
-from real_ray.errors import LearnerError, RewardError, RunError, SyncError
+from real_ray.errors import LearnerError, RunError, SyncError
 from real_ray.simulate import (
     Distribution,
     PlanResult,
@@ -216,7 +216,7 @@ def test_groups_that_are_evicted_while_they_wait_leave_their_place_to_others() -
     ("section", "seconds", "error", "message"),
     [
         ({"rollout": {"timeout_s": 3}}, {}, RunError, r"within 3 s \(rollout.timeout_s\)"),
-        ({"reward": {"timeout_s": 3}}, {"score": 5}, RewardError, r"\(reward.timeout_s\)"),
+        ({"reward": {"timeout_s": 3}}, {"score": 5}, RunError, r"\(reward.timeout_s\)"),
         ({"learner": {"timeout_s": 2}}, {}, LearnerError, r"within 2 s \(learner.timeout_s\)"),
         (
             {"rollout": {"in_flight_updates": False}, "sync": {"timeout_s": 5}},

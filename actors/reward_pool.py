@@ -1,0 +1,86 @@
+"""RayRewardPool: reward workers, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from actors.replies import reply
+from real_ray.activity import Activity
+from real_ray.errors import ActorDiedError, RewardError
+from real_ray.types import RolloutTicket, SampledTicket
+
+
+class RayRewardPool:
+    """Gives each group to the reward worker that is idle for the longest.
+
+    One that dies is replaced, and so is one that still computes when its time is over or its caller
+    was cancelled: when it gets its next group, so that none is started for nobody. A group that is
+    tried again goes to another worker, if there are several.
+    """
+
+    def __init__(
+        self,
+        start_worker: Callable[[int], Any],
+        *,
+        num_workers: int,
+        function: str,
+        timeout_s: float,
+        activity: Activity,
+    ) -> None:
+        self._start_worker = start_worker
+        self._function = function
+        self.timeout_s = timeout_s
+        self._activity = activity
+        self.workers: list[Any] = [start_worker(index) for index in range(num_workers)]
+        self._idle: asyncio.Queue[int] = asyncio.Queue()
+        for index in range(num_workers):
+            self._idle.put_nowait(index)
+
+    async def score(self, group: SampledTicket) -> RolloutTicket:
+        index = await self._idle.get()
+        self._tell()
+        try:
+            return await self._score_on(index, group)
+        finally:
+            self._idle.put_nowait(index)
+            self._tell()
+
+    def stop(self) -> None:
+        """End all workers."""
+        for index in range(len(self.workers)):
+            self._end(index)
+
+    async def _score_on(self, index: int, group: SampledTicket) -> RolloutTicket:
+        where = f"reward function `{self._function}`, group {group.uid}"
+        late = RewardError(f"{where}: not scored within {self.timeout_s:g} s (reward.timeout_s)")
+        if self.workers[index] is None:
+            self.workers[index] = self._start_worker(index)
+        summary, scored = self.workers[index].score.options(num_returns=2).remote(group.ref)
+        try:
+            rewards, seconds = await reply(
+                summary, who=f"reward-{index}", timeout_s=self.timeout_s, late=late
+            )
+        except asyncio.CancelledError:
+            self._end(index)
+            raise
+        except ActorDiedError as error:
+            self._end(index)
+            raise RewardError(f"{where}: the worker's process died: {error}") from error
+        except RewardError as error:
+            if error is late:
+                self._end(index)
+            raise
+        return RolloutTicket(sampled=group, rewards=tuple(rewards), seconds=seconds, ref=scored)
+
+    def _end(self, index: int) -> None:
+        if self.workers[index] is not None:
+            ray.kill(self.workers[index])
+            self.workers[index] = None
+
+    def _tell(self) -> None:
+        num_busy = len(self.workers) - self._idle.qsize()
+        self._activity.set("rewards", f"{num_busy} of {len(self.workers)} workers score")

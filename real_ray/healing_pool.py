@@ -1,0 +1,413 @@
+"""HealingPool: generators that are replaced when they are lost, and that come and go at any time.
+
+::
+
+    starting ── engine is up ──▶ waiting ── weights are in ──▶ ready ── scaled down ──▶ leaving
+       ▲                            ▲                            │                         │
+       │ pause                      └──── wrong weights ─────────┤                         ▼
+       └───── lost: died, failed, no token for `rollout.stall_s` ┘                       gone
+
+A slot keeps one generator: it starts another one in the place of one that was lost. The groups of
+a generator that is lost fail, so that they are tried again on another one. `Broadcaster` brings the
+weights, and says which generators hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Any
+
+from real_ray.activity import Activity
+from real_ray.config import RolloutConfig
+from real_ray.errors import (
+    ActorDiedError,
+    GenerationError,
+    GeneratorsLostError,
+    RealRayError,
+    UserError,
+    first_error,
+)
+from real_ray.roles import Generator, GeneratorProgress
+from real_ray.tracking import Tracker
+from real_ray.types import Prompt, SampledTicket, Sampling
+
+_LONGEST_PAUSE_S = 60.0
+_LONGEST_POLL_S = 10.0
+
+
+class MemberState(Enum):
+    """What a generator can do."""
+
+    STARTING = "starting"
+    WAITING = "waiting for weights"
+    READY = "ready"
+    LEAVING = "leaving"  # finishes its groups and takes no more
+
+
+class Member:
+    """A generator in the pool."""
+
+    def __init__(self, generator: Generator) -> None:
+        loop = asyncio.get_running_loop()
+        self.generator = generator
+        self.state = MemberState.STARTING
+        self.in_sync = False  # its engine may do nothing now, and is not stalled
+        self.num_running = 0  # completions
+        self.num_groups = 0  # finished
+        self.end: asyncio.Future[None] = loop.create_future()
+        self.interruption: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def name(self) -> str:
+        return self.generator.name
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its engine runs and has a use."""
+        return self.state in (MemberState.WAITING, MemberState.READY) and not self.end.done()
+
+
+class _Slot:
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.member: Member | None = None
+        self.num_starts = 0
+        self.is_leaving = False
+        self.has_given_up = False
+        self.lost_at: float | None = None
+
+
+class HealingPool:
+    """`GeneratorPool` with as many generators as are wanted, as far as the cluster can hold them.
+
+    Args:
+        make: builds the generator of a slot: its index, and how often it was started before.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, int], Generator],
+        *,
+        config: RolloutConfig,
+        tracker: Tracker,
+        activity: Activity,
+    ) -> None:
+        self._make = make
+        self._config = config
+        self._tracker = tracker
+        self._activity = activity
+        self._slots: dict[int, _Slot] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._failed_first: set[int] = set()
+        self._has_started = False  # any generator, ever
+        self._changed = asyncio.Event()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # What the driver uses.
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        member = await self._least_loaded()
+        member.num_running += sampling.n
+        answer = asyncio.ensure_future(member.generator.generate(prompt, sampling))
+        try:
+            ends: set[asyncio.Future[Any]] = {answer, member.end, member.interruption}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                reason = member.end.exception() if member.end.done() else "it has wrong weights"
+                raise GenerationError(f"group {prompt.uid}: {member.name} was lost: {reason}")
+            ticket = answer.result()
+            member.num_groups += 1
+            return ticket
+        except ActorDiedError as error:
+            self.fail(member, error)
+            raise GenerationError(f"group {prompt.uid}: {member.name} was lost: {error}") from error
+        finally:
+            answer.cancel()
+            member.num_running -= sampling.n
+            self._let_go(member)
+
+    async def watch(self) -> None:
+        await asyncio.wait({self._failure})
+        self._failure.result()
+
+    # What the broadcaster uses.
+
+    def members(self) -> list[Member]:
+        """Generators with a running engine, all of which a sync must reach."""
+        return [
+            slot.member
+            for slot in self._slots.values()
+            if slot.member is not None
+            and slot.member.state is not MemberState.STARTING
+            and not slot.member.end.done()
+        ]
+
+    async def newcomers(self) -> None:
+        """Wait for a generator that has no weights yet."""
+        await self._until(lambda: any(m.state is MemberState.WAITING for m in self.members()))
+
+    def admit(self, member: Member) -> None:
+        """It holds the current weights: let it sample."""
+        if member.state is not MemberState.WAITING or member.end.done():
+            return
+        member.state = MemberState.READY
+        slot = next(slot for slot in self._slots.values() if slot.member is member)
+        if slot.lost_at is not None:
+            seconds = asyncio.get_running_loop().time() - slot.lost_at
+            self._tracker.event("generator healed", f"{member.name}, after {seconds:.1f} s")
+            slot.lost_at = None
+        self._tell()
+
+    def interrupt(self, member: Member) -> None:
+        """It has wrong weights: its groups are tried again elsewhere, and it waits for right ones."""
+        member.interruption.set_result(None)
+        member.interruption = asyncio.get_running_loop().create_future()
+        if member.state is MemberState.READY:
+            member.state = MemberState.WAITING
+        self._tell()
+
+    def fail(self, member: Member, error: RealRayError) -> None:
+        """It is lost: its groups are tried again elsewhere, and it is replaced."""
+        if not member.end.done():
+            member.end.set_exception(error)
+            member.end.exception()  # that nobody may wait for it any more is no mistake
+            self._tell()
+
+    # What the fleet uses.
+
+    async def run(self) -> None:
+        """Keep the generators, until this is cancelled; then stop them all.
+
+        Raises:
+            UserError: the first start of a generator found bad input.
+            RunError: no generator started, or there are too few (also raised by `watch`).
+        """
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for index in range(self._config.num_wanted):
+                    self._open(index)
+                self._tasks.create_task(self._guard())
+        except* RealRayError as errors:
+            error = first_error(errors)
+            self._failure.set_exception(error)
+            self._failure.exception()
+            raise error from errors
+        finally:
+            if not self._failure.done():
+                self._failure.cancel()
+
+    async def has_begun(self) -> None:
+        """Wait until there are as many as a run begins with."""
+        await self._until(lambda: self._num_up >= self._config.num_to_begin)
+
+    def scale(self, num_generators: int) -> None:
+        """Change how many generators are wanted.
+
+        Raises:
+            ConfigError: as `RolloutConfig.check_scale`.
+        """
+        self._config.check_scale(num_generators)
+        for index, slot in list(self._slots.items()):
+            if slot.has_given_up:
+                del self._slots[index]
+        staying = [slot for slot in self._slots.values() if not slot.is_leaving]
+        # Those that do least go first, of these the newest.
+        staying.sort(key=lambda slot: (slot.member is None or not slot.member.is_up, slot.index))
+        for slot in staying[num_generators:]:
+            self._close(slot)
+        free = (i for i in range(2 * num_generators + len(self._slots)) if i not in self._slots)
+        for index in [next(free) for _ in range(num_generators - len(staying))]:
+            self._open(index)
+        self._tell()
+
+    def counts(self) -> dict[str, int]:
+        """Generators by what they can do, and how many are wanted."""
+        states = Counter(slot.member.state for slot in self._slots.values() if slot.member)
+        return {
+            "wanted": sum(not slot.is_leaving for slot in self._slots.values()),
+            **{state.value: states[state] for state in MemberState},
+        }
+
+    # How a slot keeps its generator.
+
+    def _open(self, index: int) -> None:
+        assert self._tasks is not None, "run comes first"
+        slot = self._slots[index] = _Slot(index)
+        self._tasks.create_task(self._keep(slot), name=f"generator-{index}")
+
+    def _close(self, slot: _Slot) -> None:
+        slot.is_leaving = True
+        if slot.member is not None:
+            if slot.member.state is MemberState.READY:
+                slot.member.state = MemberState.LEAVING
+            self._let_go(slot.member)
+        self._notify()
+
+    def _let_go(self, member: Member) -> None:
+        """End one that leaves once it has nothing to do."""
+        slot = next((s for s in self._slots.values() if s.member is member), None)
+        if slot is not None and slot.is_leaving and not (member.num_running or member.end.done()):
+            member.end.set_result(None)
+            self._tell()
+
+    async def _keep(self, slot: _Slot) -> None:
+        losses = 0  # in a row
+        while not slot.is_leaving:
+            member = slot.member = Member(self._make(slot.index, slot.num_starts))
+            slot.num_starts += 1
+            self._tell()
+            error: RealRayError | None = None
+            try:
+                await self._live(member)
+            except RealRayError as caught:
+                error = caught
+            finally:
+                slot.member = None
+                self._activity.remove(member.name)
+                await member.generator.stop(at_once=error is not None)
+            if error is not None and not slot.is_leaving:
+                self._check_first_start(slot, error)
+                losses = 1 if member.num_groups else losses + 1
+                await self._wait_before_the_next(slot, losses, error, name=member.name)
+                if slot.has_given_up:
+                    return
+        if self._slots.get(slot.index) is slot:
+            del self._slots[slot.index]
+        self._tracker.event("generator left", f"generator-{slot.index}")
+        self._tell()
+
+    async def _live(self, member: Member) -> None:
+        """From its start to its orderly end; raises what it was lost by."""
+        begun = asyncio.ensure_future(member.generator.start())
+        try:
+            await asyncio.wait({begun, member.end}, return_when=asyncio.FIRST_COMPLETED)
+            if not member.end.done():
+                begun.result()
+        finally:
+            begun.cancel()
+        self._has_started = True
+        member.state = MemberState.WAITING
+        self._tell()
+        watching = asyncio.ensure_future(self._watch(member))
+        try:
+            await asyncio.wait({watching, member.end}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+        (member.end if member.end.done() else watching).result()
+
+    def _check_first_start(self, slot: _Slot, error: RealRayError) -> None:
+        """What no generator gets over at its first start is not tried again."""
+        if not self._has_started:
+            self._failed_first.add(slot.index)
+            if isinstance(error, UserError) or len(self._failed_first) >= len(self._slots):
+                raise error
+
+    async def _wait_before_the_next(
+        self, slot: _Slot, losses: int, error: RealRayError, *, name: str
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        slot.lost_at = slot.lost_at or loop.time()
+        most = self._config.max_restarts
+        if losses > most:
+            slot.has_given_up = True
+            self._tracker.event(
+                "generator lost", f"{name}: {error}; given up after {most} further starts"
+            )
+            self._tell()
+            if sum(not s.has_given_up for s in self._slots.values()) < self._config.num_to_go_on:
+                raise GeneratorsLostError(
+                    f"{name} was lost {losses} times in a row (rollout.max_restarts = {most}), "
+                    f"which leaves fewer than {self._config.num_to_go_on} generators "
+                    f"(rollout.min_generators). The last time: {error}"
+                )
+            return
+        pause = min(_LONGEST_PAUSE_S, 2.0 ** (losses - 1))
+        self._tracker.event(
+            "generator lost",
+            f"{name}: {error}; starting it again in {pause:g} s ({losses} of at most {most})",
+        )
+        self._activity.set(name, f"lost, starts again in {pause:g} s")
+        await asyncio.sleep(pause)
+
+    async def _watch(self, member: Member) -> None:
+        """Find out when it is dead, or alive and doing nothing."""
+        stall_s, clock = self._config.stall_s, asyncio.get_running_loop().time
+        seen: GeneratorProgress | None = None
+        moved = clock()
+        while True:
+            await asyncio.sleep(min(_LONGEST_POLL_S, stall_s / 4))
+            was_in_sync = member.in_sync
+            try:
+                async with asyncio.timeout(stall_s):
+                    progress = await member.generator.progress()
+            except TimeoutError:
+                if not (was_in_sync or member.in_sync):
+                    raise ActorDiedError(
+                        f"{member.name} did not answer within {stall_s:g} s (rollout.stall_s)"
+                    ) from None
+                continue
+            if (
+                seen is None
+                or progress.num_tokens > seen.num_tokens
+                or progress.num_finished > seen.num_finished
+                or not progress.num_running
+                or member.in_sync
+                or was_in_sync
+            ):
+                moved = clock()
+            if progress != seen:
+                seen = progress
+                self._activity.set(
+                    member.name,
+                    f"{member.state.value}, {progress.num_running} completions with "
+                    f"{progress.num_tokens} tokens under way",
+                )
+            if clock() - moved >= stall_s:
+                raise ActorDiedError(
+                    f"{member.name} sampled no token for {clock() - moved:.0f} s, with "
+                    f"{progress.num_running} completions under way (rollout.stall_s)"
+                )
+
+    async def _guard(self) -> None:
+        """End the run when there are too few for too long."""
+        await self.has_begun()
+        config, least = self._config, self._config.num_to_go_on
+        while True:
+            await self._until(lambda: self._num_up < least)
+            try:
+                async with asyncio.timeout(config.recovery_s):
+                    await self._until(lambda: self._num_up >= least)
+            except TimeoutError:
+                raise GeneratorsLostError(
+                    f"{self._num_up} generators for {config.recovery_s:g} s (rollout.recovery_s), "
+                    f"and the run needs {least} (rollout.min_generators)"
+                ) from None
+
+    @property
+    def _num_up(self) -> int:
+        return sum(slot.member is not None and slot.member.is_up for slot in self._slots.values())
+
+    async def _least_loaded(self) -> Member:
+        def ready() -> Collection[Member]:
+            return [m for m in self.members() if m.state is MemberState.READY]
+
+        await self._until(lambda: bool(ready()))
+        return min(ready(), key=lambda member: member.num_running)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        for slot in self._slots.values():
+            if slot.member is not None and slot.member.state is not MemberState.READY:
+                self._activity.set(slot.member.name, slot.member.state.value)
+        self._tracker.generators(self.counts())
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
