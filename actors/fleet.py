@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import Cluster
 from actors.environment import engine_env, learner_env
+from actors.generator import GeneratorActor
 from actors.learner import LearnerActor
 from actors.learner_group import RayLearnerGroup
 from actors.node import LOOPBACK, free_port
@@ -46,7 +47,8 @@ class Fleet:
     Example: ``roles = await fleet.start(probe=prompt)``; at the end ``await fleet.stop()``
 
     Args:
-        tell: hears what the run waits for until it begins.
+        tracker: hears what is lost and what is waited for.
+        generator: class of the actors around the engines.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Fleet:
         *,
         tracker: Tracker | None = None,
         activity: Activity | None = None,
+        generator: type[GeneratorActor] = GeneratorActor,
     ) -> None:
         self._config = config
         self._placement = placement
         self._cluster = cluster
         self._device = device
+        self._generator_class = generator
         self._tracker = tracker or Tracker()
         self._activity = activity or Activity()
         self._has_begun = False
@@ -145,6 +149,8 @@ class Fleet:
             config=self._config,
             env=env,
             tell=partial(self._tell_of_waiting, bundle.actor),
+            checks_versions=not self._cluster.is_local,
+            actor=self._generator_class,
         )
 
     def _tell_of_waiting(self, who: str, text: str) -> None:
@@ -212,7 +218,7 @@ class Fleet:
             timeout_s=timeout_s,
             late=late,
         )
-        self._activity.set("learner", "ready")
+        self._activity.remove("learner")
         return RayLearnerGroup(
             self._learners,
             config=config.learner,
@@ -247,6 +253,7 @@ class Fleet:
             function=reward.function,
             timeout_s=reward.timeout_s,
             activity=self._activity,
+            tracker=self._tracker,
         )
 
     async def _rendezvous(self, num_generators: int) -> SyncRendezvous:

@@ -206,12 +206,15 @@ def join_group(info: GlooInitInfo, *, rank: int) -> Wire:
 
 
 def _await_key(store: Any, key: str, joined: Future[None], deadline: float) -> None:
-    while not store.check([key]):
-        if joined.done():
-            joined.result()
-        if time.monotonic() > deadline:
-            raise TransferBrokenError(f"not all receivers came in time ({key})")
-        wait([joined], timeout=_POLL_S)
+    try:
+        while not store.check([key]):
+            if joined.done():
+                joined.result()
+            if time.monotonic() > deadline:
+                raise TransferBrokenError(f"not all receivers came in time ({key})")
+            wait([joined], timeout=_POLL_S)
+    finally:
+        del store  # as in open_group
 
 
 def _gloo_wire(store: Any, info: GlooInitInfo, *, rank: int) -> GlooWire:

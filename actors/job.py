@@ -135,7 +135,8 @@ class Job:
             from actors.preflight import check_capacity, check_versions
             from actors.stacks import hint, stacks_on_signal
 
-            check_versions(timeout_s=config.cluster.start_timeout_s)
+            if not cluster.is_local:
+                check_versions(timeout_s=config.cluster.start_timeout_s)
             device = device_of(config, cluster)
             placement = plan_placement(config, device)
             check_capacity(

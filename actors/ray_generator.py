@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.generator import GeneratorActor
-from actors.preflight import placed
+from actors.preflight import check_versions, placed
 from actors.protocol import EngineSpec
 from actors.replies import reply
 from real_ray.config import Config
@@ -32,6 +32,8 @@ class RayGenerator:
     Args:
         env: environment variables of its processes.
         tell: hears what the cluster lacks while there is no place.
+        checks_versions: of the nodes, which may have joined since the run began.
+        actor: class of the actor.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class RayGenerator:
         config: Config,
         env: dict[str, str],
         tell: Callable[[str], None],
-        actor: type = GeneratorActor,
+        checks_versions: bool = False,
+        actor: type[GeneratorActor] = GeneratorActor,
     ) -> None:
         self.name = spec.name
         self._bundle = bundle
@@ -50,6 +53,7 @@ class RayGenerator:
         self._config = config
         self._env = env
         self._tell = tell
+        self._checks_versions = checks_versions
         self._class = actor
         self._group: PlacementGroup | None = None
         self._is_up = False
@@ -57,7 +61,10 @@ class RayGenerator:
 
     async def start(self) -> None:
         self._group = placement_group([self._bundle.resources], strategy="PACK")
-        await placed(self._group, what=self.name, timeout_s=1e9, tell=self._tell)
+        await placed(self._group, what=self.name, timeout_s=None, tell=self._tell)
+        timeout_s = self._config.cluster.start_timeout_s
+        if self._checks_versions:
+            await asyncio.to_thread(check_versions, timeout_s=timeout_s)
         self.actor = (
             ray.remote(self._class)
             .options(
@@ -71,7 +78,6 @@ class RayGenerator:
             )
             .remote(self._spec)
         )
-        timeout_s = self._config.cluster.start_timeout_s
         late = f"{self.name} was not ready within {timeout_s:g} s (cluster.start_timeout_s)"
         await reply(
             self.actor.start.remote(), who=self.name, timeout_s=timeout_s, late=RunError(late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray
 from actors.replies import reply
 from real_ray.activity import Activity
 from real_ray.errors import ActorDiedError, RewardError
+from real_ray.tracking import Tracker
 from real_ray.types import RolloutTicket, SampledTicket
 
 
@@ -30,11 +32,14 @@ class RayRewardPool:
         function: str,
         timeout_s: float,
         activity: Activity,
+        tracker: Tracker,
     ) -> None:
         self._start_worker = start_worker
         self._function = function
         self.timeout_s = timeout_s
         self._activity = activity
+        self._tracker = tracker
+        self._lost_at: dict[int, float] = {}  # by worker
         self.workers: list[Any] = [start_worker(index) for index in range(num_workers)]
         self._idle: asyncio.Queue[int] = asyncio.Queue()
         for index in range(num_workers):
@@ -68,13 +73,23 @@ class RayRewardPool:
             self._end(index)
             raise
         except ActorDiedError as error:
-            self._end(index)
+            self._lose(index, str(error))
             raise RewardError(f"{where}: the worker's process died: {error}") from error
         except RewardError as error:
             if error is late:
-                self._end(index)
+                self._lose(index, str(error))
             raise
+        if index in self._lost_at:
+            seconds_lost = time.monotonic() - self._lost_at.pop(index)
+            self._tracker.event(
+                "reward worker healed", f"reward-{index}, after {seconds_lost:.1f} s"
+            )
         return RolloutTicket(sampled=group, rewards=tuple(rewards), seconds=seconds, ref=scored)
+
+    def _lose(self, index: int, why: str) -> None:
+        self._tracker.event("reward worker lost", f"reward-{index}: {why}")
+        self._lost_at.setdefault(index, time.monotonic())
+        self._end(index)
 
     def _end(self, index: int) -> None:
         if self.workers[index] is not None:

@@ -13,7 +13,7 @@ from actors.protocol import AdapterUpdate
 from actors.transfer_errors import BROKE_OFF
 from real_ray.errors import SyncError
 
-_GRACE_S = 5.0
+_GRACE_S = 5.0  # for others to fail as well, after one that somebody else has made fail
 
 
 class GeneratorClient:
@@ -70,7 +70,7 @@ class GeneratorClient:
         )
 
     def _wait(self, what: str, replies: Mapping[str, Any]) -> None:
-        """Wait for all, or until one fails and the others had a moment to fail as well."""
+        """Wait for all, or until it is known who is to blame."""
         waiting = {reply: name for name, reply in replies.items()}
         failed: dict[str, BaseException] = {}
         deadline = time.monotonic() + self._timeout_s
@@ -83,7 +83,9 @@ class GeneratorClient:
             try:
                 ray.get(done[0])
             except RayError as error:
-                failed[name] = getattr(error, "cause", None) or error
+                failed[name] = cause = getattr(error, "cause", None) or error
+                if BROKE_OFF not in str(cause):
+                    break  # others may wait for it, and the sender for this answer
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         if failed or waiting:
             raise self._error(what, failed, late=[n for n in replies if n in waiting.values()])

@@ -120,6 +120,7 @@ async def _rounds(work: Work, rounds: int) -> list[Any]:
         function="instant",
         timeout_s=60.0,
         activity=Activity(),
+        tracker=Tracker(),
     )
     pool = HealingPool(
         lambda index, num_starts: ReadyGenerator(index, generators[index], config),

@@ -295,7 +295,9 @@ class Driver:
                 break
             times.taken = clock()
             self._activity.set("driver", f"waits for the learner to train step {step}")
+            self._activity.set("learner", f"trains step {step}")
             result = await self._roles.learner.train(batch, policy_version=step)
+            self._activity.remove("learner")
             times.trained = clock()
             self._activity.set("driver", f"waits for an evaluation before the sync of step {step}")
             await self._evaluator.finish()  # its weights stay in the generators until then

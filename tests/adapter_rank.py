@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.adapter_sync import AdapterSender
-from actors.protocol import AdapterUpdate
+from actors.protocol import AdapterUpdate, SyncRendezvous
 from actors.sync import GeneratorClient
 from actors.weight_source import DeepSpeedWeightSource
 from real_ray.policy.lora import adapter_files, adapter_parameters, add_lora, without_lora
@@ -23,15 +23,18 @@ BASE = 0  # the version without adapter
 class AdapterRank:
     """A learner rank whose adapter is random and follows from the version alone."""
 
-    def __init__(self, model: str, generators: Mapping[str, Any]) -> None:
+    def __init__(self, model: str) -> None:
         torch.set_num_threads(1)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         add_lora(self._model, rank=6, alpha=9.0, target_modules=["all-linear"], seed=0)
+        self._silent = False
+
+    def connect(self, _: SyncRendezvous | None, generators: Mapping[str, Any]) -> None:
+        """As `LearnerActor.connect`."""
         self._client = GeneratorClient(generators, workers_per_generator=1, timeout_s=60.0)
         self._sender = AdapterSender(
             self._model, client=self._client, dtype=torch.float32, is_sender=True
         )
-        self._silent = False
 
     def become(self, version: int) -> None:
         generator = torch.Generator().manual_seed(version)

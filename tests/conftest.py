@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # all on loopback; read with ray's import
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: before any test
 
 settings.register_profile("real-ray", deadline=None)  # a busy machine is not a failure

@@ -19,19 +19,19 @@ from real_ray.weights import SentWeights
 class FullRank:
     """A learner rank whose version v has the weights of ``models[v % len(models)]``."""
 
-    def __init__(self, models: Sequence[str], generators: Mapping[str, Any]) -> None:
+    def __init__(self, models: Sequence[str]) -> None:
         torch.set_num_threads(1)
         loaded = [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float32) for m in models]
         self._states = [model.state_dict() for model in loaded]
         self._model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
         self._sender: FullSender | None = None
-        self.connect(generators)
 
-    def connect(self, generators: Mapping[str, Any], *, timeout_s: float = 60.0) -> None:
-        """As `LearnerActor.connect`."""
+    def connect(self, _: SyncRendezvous | None, generators: Mapping[str, Any]) -> None:
+        """As `LearnerActor.connect`, with a rendezvous of its own."""
         if self._sender is not None:
             self._sender.close()
-        self._client = GeneratorClient(generators, workers_per_generator=1, timeout_s=timeout_s)
+            self._sender = None
+        self._client = GeneratorClient(generators, workers_per_generator=1, timeout_s=60.0)
         self._sender = FullSender(
             self._model,
             client=self._client,
@@ -42,7 +42,7 @@ class FullRank:
                 master_port=free_port(LOOPBACK),
                 num_generators=len(generators),
                 workers_per_generator=1,
-                timeout_s=timeout_s,
+                timeout_s=60.0,
             ),
             rank=0,
         )

@@ -18,7 +18,9 @@ import psutil
 from actors.node import LOOPBACK, free_port
 
 HERE = Path(__file__).parent
-HEAD_ID = "f" * 51 + "00000"  # as the fake node provider of Ray calls it
+# As Ray's fake node provider calls them.
+HEAD_ID = "f" * 51 + "00000"
+HEAD_TYPE = "ray.head.default"
 START_S = 60.0
 
 
@@ -126,8 +128,8 @@ class SharedCluster:
                 "head_node_id": HEAD_ID,
                 "gcs_address": self.address,
             },
-            "available_node_types": {"head": node(cpus, 0), "larger": node(grows_by, 1)},
-            "head_node_type": "head",
+            "available_node_types": {HEAD_TYPE: node(cpus, 0), "larger": node(grows_by, 1)},
+            "head_node_type": HEAD_TYPE,
             **{f"{name}_commands": [] for name in [*lists, "worker_start_ray"]},
             **{name: {} for name in ("auth", "docker", "file_mounts")},
             **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},

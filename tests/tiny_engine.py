@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 from actors.generator import GeneratorActor
 from actors.protocol import EngineSpec
+from real_ray.types import Prompt, SampledGroup, SampledTicket, Sampling
 
 
 def engine_spec(model: Path, **changes: Any) -> EngineSpec:
@@ -48,3 +50,22 @@ class WatchedGenerator(GeneratorActor):
         """Whether the engine has a request. One that has does a step before it answers."""
         busy: bool = await self._engine.engine_core.call_utility_async("has_work")
         return busy or bool(self._engine.output_processor.request_states)
+
+
+class PacedGenerator(GeneratorActor):
+    """Makes one group after another, each in the same time, however fast the machine is."""
+
+    SECONDS = 0.6
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling
+    ) -> tuple[SampledTicket, SampledGroup]:
+        async with self._one_at_a_time:
+            made, _ = await asyncio.gather(
+                super().generate(prompt, sampling), asyncio.sleep(self.SECONDS)
+            )
+        return made

@@ -19,7 +19,7 @@ class SyncConfig(Section):
         64,
         ge=1,
         description="Memory that tensors are packed into for one broadcast, MiB; learner and "
-        "generators have up to three at a time. A larger tensor goes alone.",
+        "generators have two or three at a time. A larger tensor goes alone.",
     )
     port: int = Field(
         0, ge=0, le=65535, description="Port of the transfer's rendezvous; 0: a free one."

@@ -9,120 +9,25 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 import yaml
+from cli_runs import Run, read_rows, wait_for_line, wait_for_step
 from safetensors.torch import load_file
 from tiny_model import build_model
 
 from real_ray.config import load_config
 from real_ray.data import PromptCursor, load_prompts, load_tokenizer
 
-REAL_RAY = Path(sys.executable).with_name("real-ray")
-REWARD = """
-def even_length(completions, **kwargs):
-    return [float(len(text) % 2 == 0) for text in completions]
-
-def fails_in_the_end(completions, *, prompt, answer, columns):
-    if int(answer) % 2:
-        raise LookupError("no key for this answer")
-    return [1.0] * len(completions)
-"""
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_model(tmp_path_factory.mktemp("tiny"))
-
-
-@dataclass
-class Run:
-    """One run in a working directory of its own, whose processes carry a mark."""
-
-    directory: Path
-    temporary: Path  # short, so that the sockets in it are
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def start(self, model: Path, **changes: dict[str, object]) -> subprocess.Popen[str]:
-        config: dict[str, dict[str, object]] = {
-            "run": {"name": "tiny", "num_steps": 3},
-            "model": {"name_or_path": str(model)},
-            "data": {"train": "arithmetic", "eval": "arithmetic", "max_prompt_length": 100},
-            "rollout": {
-                "num_generations": 4,
-                "max_completion_length": 16,
-                "cpus_per_generator": 0.5,
-                "cpu_kv_cache_gib": 0.25,
-            },
-            "reward": {"function": "my_rewards:even_length"},
-            "learner": {"prompts_per_step": 2, "cpus_per_rank": 0.5, "learning_rate": 1e-4},
-            "eval": {"num_prompts": 4},
-            "cluster": {"address": "local"},
-        }
-        for section, values in changes.items():
-            config[section] = {**config.get(section, {}), **values}
-        (self.directory / "config.yaml").write_text(yaml.safe_dump(config))
-        (self.directory / "my_rewards.py").write_text(REWARD)
-        return subprocess.Popen(
-            [REAL_RAY, "train", "config.yaml"],
-            cwd=self.directory,
-            env={
-                **os.environ,
-                "REAL_RAY_TEST_MARK": self.mark,
-                "TMPDIR": str(self.temporary),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def processes(self) -> list[psutil.Process]:
-        """Everything that runs on behalf of this run, orphans included."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("REAL_RAY_TEST_MARK") == self.mark:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
-
-    def left_behind(self, seconds: float = 30.0) -> list[str]:
-        """Processes that are still there after a while, which is also what kills them."""
-        _, alive = psutil.wait_procs(self.processes(), timeout=seconds)
-        names = [" ".join(process.cmdline()[:3]) for process in alive]
-        for process in alive:
-            process.kill()
-        return names
-
-    @property
-    def path(self) -> Path:
-        """Its run directory."""
-        return self.directory / "runs" / "tiny"
-
-    def metrics(self) -> list[dict[str, float]]:
-        return read_rows(self.path / "metrics.jsonl")
-
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        return read_rows(self.path / "samples" / f"step_{step:06d}.jsonl")
-
-    def command(self, *words: str | Path) -> str:
-        """What real-ray prints when it is called with these words."""
-        done = subprocess.run(
-            [REAL_RAY, *words], cwd=self.directory, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
 
 @pytest.fixture
@@ -134,10 +39,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
         assert list(run.temporary.glob("real-ray-*")) == [], "temporary files are left"
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def uids_in_order(model: Path, *, num_steps: int) -> list[list[str]]:
     """The groups of each step of a run in which none fails: those of its seed, as they come."""
     config = load_config(None, {"model.name_or_path": str(model), "data.train": "arithmetic"})
@@ -145,14 +46,6 @@ def uids_in_order(model: Path, *, num_steps: int) -> list[list[str]]:
     cursor = PromptCursor(prompts, seed=0, shuffle=True)
     uids = [draw.prompt.uid for draw in itertools.islice(cursor, 2 * num_steps)]
     return [uids[i : i + 2] for i in range(0, len(uids), 2)]
-
-
-def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.match(rf"\s+{step}/\d+ ", line):
-            return
-    pytest.fail(f"the run ended before step {step}: {process.communicate()[1]}")
 
 
 def test_a_run_writes_its_files_and_leaves_no_process(run: Run, model: Path) -> None:
@@ -241,44 +134,84 @@ def test_lora_with_a_reference_and_several_optimiser_steps_is_trained_saved_and_
 
 def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, model: Path) -> None:
     process = run.start(
-        model, reward={"function": "my_rewards:fails_in_the_end"}, eval={"at_start": False}
+        model,
+        reward={"function": "my_rewards:fails_in_the_end", "on_error": "stop"},
+        eval={"at_start": False},
     )
     out, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert run.left_behind() == []
     assert re.fullmatch(
         r"error: reward function `my_rewards:fails_in_the_end`, group arithmetic:\d+@0: raised "
-        r"LookupError: no key for this answer \(.*my_rewards.py:7\)\n",
+        r"LookupError: no key for this answer \(.*my_rewards.py:10\)\n",
         err,
     ), err
     assert "start again" in out
     assert "ago: reward function `my_rewards:fails" in run.command("status", "tiny")
 
 
-def test_a_dead_engine_ends_the_run_by_name_and_leaves_no_process(run: Run, model: Path) -> None:
-    process = run.start(model, run={"num_steps": 10_000})
+def test_a_run_is_scaled_healed_and_stopped_and_goes_on_with_nothing_lost(
+    run: Run, model: Path
+) -> None:
+    changes: dict[str, dict[str, object]] = {
+        "run": {"num_steps": 10_000},
+        "rollout": {"num_threads": 1},
+        "checkpoint": {"save_steps": None},
+    }
+    process = run.start(model, **changes)
     wait_for_step(process, 1)
+    assert "generators   0 starting, 0 waiting for weights, 1 ready, 0 leaving; 1 wanted" in (
+        run.command("status", "tiny")
+    )
+    assert run.command("scale", "tiny", "--generators", "2").startswith(
+        "run tiny: 1 starting, 0 waiting for weights, 1 ready, 0 leaving; 2 wanted"
+    )
     for child in run.processes():
         if "EngineCore" in " ".join(child.cmdline()):
             child.kill()
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert run.left_behind() == []
-    assert "the run failed after step" in out
-    assert re.fullmatch(r"error: .*generator-0.*\n", err), err
-
-
-def test_sigterm_ends_a_run_in_order(run: Run, model: Path) -> None:
-    process = run.start(model, run={"num_steps": 10_000}, checkpoint={"save_steps": 1})
-    wait_for_step(process, 2)
+    wait_for_line(process, "generator lost: generator-0: the engine of generator-0 has died; start")
+    wait_for_line(process, "generator healed: generator-0, after ")
+    step = int(json.loads((run.path / "status.json").read_text())["policy_version"])
+    wait_for_step(process, step + 2)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert run.left_behind() == []
-    assert "stopped by SIGTERM after step" in out
-    assert re.search(r"groups +\d+ drawn = \d+ trained \+ ", out)
-    assert re.search(r"continue +real-ray train \S+ --checkpoint\.resume auto  # from step \d", out)
+    assert re.search(r"^SIGTERM: stopping after the step under way", out, re.MULTILINE)
+    stopped = run.metrics()[-1]["step"]
+    assert f"stopped by SIGTERM after step {stopped} of 10000" in out
+    assert out.splitlines()[-1] == f"resumable from step {stopped}"
+    assert re.search(r"groups +\d+ drawn = \d+ trained( \+ \d+ (buffered|in flight))*\n", out)
     assert ": SIGTERM\n" in run.command("status", "tiny")
+
+    changes["run"] = {"num_steps": int(stopped) + 2}
+    process = run.start(model, **changes)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert run.left_behind() == []
+    trained = 2 * (int(stopped) + 2)
+    assert f"{trained} drawn = {trained} trained\n" in out
+
+
+def test_a_second_signal_ends_a_run_at_once(run: Run, model: Path) -> None:
+    scoring = run.directory / "scoring"
+    os.mkfifo(scoring)
+    process = run.start(
+        model,
+        run={"num_steps": 10_000, "stop_grace_s": 600},
+        reward={"function": "my_rewards:never_ends"},
+        eval={"at_start": False},
+    )
+    assert scoring.read_text()
+    process.send_signal(signal.SIGTERM)
+    wait_for_line(process, "SIGTERM: stopping after the step under way")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    # Agents of a Ray that was killed try for a minute to tell its control service of it.
+    assert run.left_behind(120.0) == []
+    (left,) = run.temporary.glob("real-ray-*")  # nobody was there to remove it
+    shutil.rmtree(left)
 
 
 def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_off(
@@ -302,7 +235,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
 
     status = run.command("status", "tiny")
     assert "running, last news" in status
-    assert "--checkpoint.resume auto  # from step" in status
+    assert "--checkpoint.resume auto" in status
     checkpoints = sorted(run.path.glob("checkpoints/step_*"))
     step = int(checkpoints[-1].name.removeprefix("step_"))
     state = json.loads((checkpoints[-1] / "driver.json").read_text())

@@ -12,19 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-import ray
 from tiny_model import build_model
 
-from actors.broadcaster import RayBroadcaster
 from actors.cluster import connect
 from actors.fleet import Fleet
-from actors.pools import RayLearnerGroup
-from actors.protocol import Probe, SentWeights
 from real_ray.checkpoint import DriverState
 from real_ray.config import Config
 from real_ray.data import load_prompts, load_tokenizer
 from real_ray.driver import Driver
-from real_ray.errors import SyncError
 from real_ray.placement import plan_placement
 from real_ray.roles import Roles
 from real_ray.tracking import Tracker
@@ -85,9 +80,13 @@ class Running:
             self.roles.learner.call(  # type: ignore[attr-defined]
                 "probe", [rank.probe.remote(token_ids) for rank in self.ranks]
             ),
-            *(generator.probe.remote(token_ids) for generator in self.fleet.generators),
+            *(generator.probe.remote(token_ids) for generator in self.generators),
         )
         return [float(np.abs(logprobs - learner[0]).mean()) for logprobs in generators]
+
+    @property
+    def generators(self) -> list[Any]:
+        return [member.generator.actor for member in self.fleet.pool.members()]  # type: ignore[attr-defined]
 
     @property
     def ranks(self) -> list[Any]:
@@ -170,7 +169,7 @@ async def test_a_sync_makes_generators_agree_with_the_learner_and_without_one_th
     assert max(await running.probe_differences(sequence)) < 0.05
     assert report.policy_version == 3
     assert report.num_tensors > 20
-    for generator in running.fleet.generators:
+    for generator in running.generators:
         weights = await generator.weights.remote()
         assert (weights.policy_version, weights.num_tensors) == (3, report.num_tensors)
 
@@ -187,46 +186,6 @@ async def test_the_tied_output_layer_is_synced_with_the_embedding(running: Runni
     assert min(await running.probe_differences(sequence)) > 0.05
     await running.roles.broadcaster.broadcast(policy_version=4)
     assert max(await running.probe_differences(sequence)) < 0.05
-
-
-@ray.remote(num_cpus=0)
-class SilentRank:
-    """A learner rank that says it has sent its weights, and has not."""
-
-    def __init__(self, probe: np.ndarray) -> None:
-        self._probe = probe
-
-    def send_weights(self, policy_version: int) -> SentWeights:
-        return SentWeights(num_tensors=24, num_bytes=1)
-
-    def probe(self, token_ids: np.ndarray) -> np.ndarray:
-        return self._probe
-
-
-async def test_weights_that_did_not_arrive_are_an_error_that_names_the_generators(
-    running: Running,
-) -> None:
-    await running.roles.broadcaster.broadcast(policy_version=5)
-    token_ids = running.prompts[0].token_ids
-    learner = RayLearnerGroup(
-        [SilentRank.remote(np.zeros(len(token_ids) - 1, dtype=np.float32))],
-        config=running.config.learner,
-        loss=running.config.loss,
-    )
-    broadcaster = RayBroadcaster(
-        running.fleet.generators,
-        learner,
-        timeout_s=60.0,
-        probe=Probe(token_ids=token_ids, num_prompt_tokens=1),
-        probe_tolerance=0.05,
-    )
-    with pytest.raises(SyncError, match=r"version 6.*generator-0 holds version 5"):
-        await broadcaster.broadcast(policy_version=6)
-    # The right version and number of tensors, but other weights: only the probe can tell.
-    with pytest.raises(SyncError, match=r"version 5.*generator-0 by \d.*probe_tolerance"):
-        await broadcaster.broadcast(policy_version=5)
-    # Neither left a generator paused.
-    await asyncio.wait_for(running.roles.generators.generate(running.prompts[0], SAMPLING), 60)
 
 
 @dataclass
@@ -278,7 +237,7 @@ class SyncsInMidGroup:
             return any(state.detokenizer.output_token_ids for state in unfinished)
 
         async def in_mid_group() -> bool:
-            generators = self._running.fleet.generators
+            generators = self._running.generators
             return any(
                 await asyncio.gather(*(g.__ray_call__.remote(has_begun) for g in generators))
             )
@@ -286,6 +245,12 @@ class SyncsInMidGroup:
         while self._under_way and not await in_mid_group():
             pass
         return await self._running.roles.broadcaster.broadcast(policy_version=policy_version)
+
+    async def watch(self) -> None:
+        await self._running.roles.generators.watch()
+
+    async def bring_in(self) -> None:
+        await self._running.roles.broadcaster.bring_in()
 
     async def save(self, directory: str) -> None:
         await self._running.roles.learner.save(directory)

@@ -90,11 +90,7 @@ async def running(
         )
         try:
             await generator.start.remote()
-            rank = (
-                ray.remote(FullRank)
-                .options(num_cpus=0.5)
-                .remote(list(map(str, models)), {"generator-0": generator})
-            )
+            rank = ray.remote(FullRank).options(num_cpus=0.5).remote(list(map(str, models)))
             async with ready([generator], [rank], timeout_s=120.0) as it:
                 it.admit_all()
                 yield Running(

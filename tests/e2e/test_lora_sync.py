@@ -105,7 +105,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         )
         try:
             await generator.start.remote()
-            rank = ray.remote(AdapterRank).options(num_cpus=0.5).remote(str(model), [generator])
+            rank = ray.remote(AdapterRank).options(num_cpus=0.5).remote(str(model))
             probe = Probe(token_ids=SEQUENCE, num_prompt_tokens=1)
             async with ready([generator], [rank], probe=probe, probe_tolerance=0.01) as it:
                 yield Running(

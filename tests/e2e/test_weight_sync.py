@@ -42,8 +42,8 @@ class Running:
             await self.generator.resume.remote()
         return sent, await self.generator.weights.remote()
 
-    async def connect(self, **arguments: Any) -> None:
-        await self.rank.connect.remote({"generator-0": self.generator}, **arguments)
+    async def connect(self) -> None:
+        await self.rank.connect.remote(None, {"generator-0": self.generator})
 
     async def difference(self, version: int) -> float:
         """Largest |log-prob difference| from the model of a version."""
@@ -81,11 +81,11 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         try:
             await generator.start.remote()
             rank = ray.remote(FullRank).options(num_cpus=0.5)
-            yield Running(
-                generator=generator,
-                rank=rank.remote(list(map(str, models)), {"generator-0": generator}),
-                models=models,
+            running = Running(
+                generator=generator, rank=rank.remote(list(map(str, models))), models=models
             )
+            await running.connect()
+            yield running
         finally:
             await generator.shutdown.remote()
 

@@ -24,7 +24,7 @@ from actors.transfer_errors import TransferBrokenError
 from actors.weight_source import DeepSpeedWeightSource
 from real_ray.errors import SyncError
 
-TIMEOUT_S = 6.0
+TIMEOUT_S = 8.0
 MIDDLE = "layers.20.weight"
 
 
@@ -92,16 +92,32 @@ def rank() -> Rank:
     return Rank()
 
 
+@pytest.fixture(scope="module")
+def pool() -> dict[str, Any]:
+    """Those that are still well after a test serve the next one."""
+    return {}
+
+
 @pytest.fixture
-def generators() -> Iterator[dict[str, Any]]:
-    actors = {f"generator-{i}": start() for i in (3, 7)}
-    pids = ray.get([actor.pid.remote() for actor in actors.values()])
-    yield actors
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)  # a stopped one does not end by itself
-        except ProcessLookupError:
-            continue
+def generators(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in {"generator-3", "generator-7"} - pool.keys():
+        pool[name] = start()
+    pids = {name: ray.get(pool[name].pid.remote()) for name in sorted(pool)}
+    yield {name: pool[name] for name in pids}
+    for name, pid in pids.items():
+        if not is_running(pid):
+            del pool[name]
+
+
+def is_running(pid: int) -> bool:
+    """False if it has died or is stopped; a stopped one is killed, it does not end by itself."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    if state == "T":
+        os.kill(pid, signal.SIGKILL)
+    return state in "RSD"
 
 
 def start() -> Any:

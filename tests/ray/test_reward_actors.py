@@ -19,6 +19,7 @@ from actors.reward import RewardActor
 from actors.reward_pool import RayRewardPool
 from real_ray.activity import Activity
 from real_ray.errors import RewardError
+from real_ray.tracking import Tracker
 from real_ray.types import (
     Completion,
     Prompt,
@@ -79,6 +80,7 @@ def make_pool(function: str, *, num_workers: int = 1, timeout_s: float = 60.0) -
         function=function,
         timeout_s=timeout_s,
         activity=Activity(),
+        tracker=Tracker(),
     )
 
 

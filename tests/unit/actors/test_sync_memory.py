@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ALONE = """
-import torch
+import sys, torch
 from test_weight_transfer import Client, Source, connect, register
 
 
@@ -30,7 +30,7 @@ client = Client()
 for engine in client.engines:
     engine.model = Drops()
 weights = dict.fromkeys(map(str, range(40)), torch.arange(2**21, dtype=torch.float32))
-sender = connect(client, Source(weights), bucket_bytes=2**24)
+sender = connect(client, Source(weights), bucket_bytes=2**24, shared_memory=sys.argv[1] == "memory")
 open("/proc/self/clear_refs", "w").write("5")
 before = peak()
 sender.send_weights()
@@ -38,12 +38,13 @@ print(peak() - before)
 """
 
 
+@pytest.mark.parametrize("wire", ["memory", "gloo"])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_both_sides_take_a_few_buckets_each() -> None:
+def test_both_sides_take_a_few_buckets_each(wire: str) -> None:
     """320 MiB in buckets of 16: both sides are in one process."""
     tests = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE],
+        [sys.executable, "-c", ALONE, wire],
         capture_output=True,
         text=True,
         check=False,
