@@ -188,7 +188,9 @@ async def test_an_adapter_that_vllm_refuses_is_an_error_and_leaves_the_last_one(
     running: Running,
 ) -> None:
     await running.sync(50)
-    client = GeneratorClient([running.generator], workers_per_generator=1, timeout_s=60.0)
+    client = GeneratorClient(
+        {"generator-0": running.generator}, workers_per_generator=1, timeout_s=60.0
+    )
     client.policy_version = 51
     update = AdapterUpdate(policy_version=51, num_tensors=1, files={"adapter_config.json": b"{}"})
     with pytest.raises(SyncError, match=r"version 51: generator-0 could not load the adapter: "):
@@ -201,7 +203,9 @@ async def test_an_adapter_that_vllm_refuses_is_an_error_and_leaves_the_last_one(
 
 async def test_an_adapter_that_vllm_would_ignore_in_part_is_an_error(running: Running) -> None:
     await running.sync(60)
-    client = GeneratorClient([running.generator], workers_per_generator=1, timeout_s=60.0)
+    client = GeneratorClient(
+        {"generator-0": running.generator}, workers_per_generator=1, timeout_s=60.0
+    )
     update = await running.rank.misplaced_adapter.remote()
     with pytest.raises(
         SyncError, match=r"no place for .* model\.layers\.7\.mlp\.down_proj.*merged"
