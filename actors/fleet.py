@@ -265,6 +265,7 @@ class Fleet:
             num_generators=num_generators,
             workers_per_generator=self._config.rollout.tensor_parallel_size,
             timeout_s=self._config.sync.timeout_s,
+            bucket_bytes=self._config.sync.bucket_mib * 2**20,
         )
 
     async def _make_probe(self, prompt: Prompt) -> Probe:

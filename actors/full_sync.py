@@ -114,7 +114,7 @@ def plan(
     Raises:
         ResourceError: the back end needs GPUs, and the learner has none.
     """
-    bucket_bytes: int = getattr(rendezvous, "bucket_bytes", 2**26)
+    bucket_bytes = rendezvous.bucket_bytes
     where = (rendezvous.master_address, rendezvous.master_port)
     if rendezvous.backend == "gloo":
         info: TrainerInitInfo = GlooTrainerInitInfo(

@@ -118,6 +118,7 @@ class SyncRendezvous:
     num_generators: int
     workers_per_generator: int
     timeout_s: float
+    bucket_bytes: int  # most that is sent at once
 
     @property
     def world_size(self) -> int:

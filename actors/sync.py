@@ -13,6 +13,7 @@ from actors.protocol import AdapterUpdate
 from actors.transfer_errors import BROKE_OFF
 from real_ray.errors import SyncError
 
+_JOIN = "join the weight-transfer group"
 _GRACE_S = 5.0  # for others to fail as well, after one that somebody else has made fail
 
 
@@ -37,7 +38,7 @@ class GeneratorClient:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         first = init_info["rank_offset"]
         self._wait(
-            "join the weight-transfer group",
+            _JOIN,
             {
                 name: generator.init_weight_transfer_engine.remote(
                     {**init_info, "rank_offset": first + index * self._workers_per_generator}
@@ -95,7 +96,9 @@ class GeneratorClient:
 
         The others have failed or are late because of them.
         """
-        where = f"weight sync of version {self.policy_version}"
+        where = "weight sync"
+        if what != _JOIN:  # which is for all versions to come
+            where += f" of version {self.policy_version}"
         guilty = {name: e for name, e in failed.items() if BROKE_OFF not in str(e)}
         if guilty:
             errors = "; ".join(

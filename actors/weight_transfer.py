@@ -21,11 +21,14 @@ from vllm.distributed.weight_transfer import (
 from actors import float_head
 from actors.gloo_receiver import GlooWeightTransferEngine
 from actors.gloo_sender import BACKEND, GlooTrainerWeightTransferEngine
+from actors.stacks import enable_stacks
 
 
 def register() -> None:
     """Entry point `vllm.general_plugins`: called in every vLLM process, possibly repeatedly."""
     _die_with_parent()
+    if multiprocessing.parent_process() is not None:
+        enable_stacks()
     # vLLM refuses to register a name twice, and its registry cannot be asked.
     with contextlib.suppress(ValueError):
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from real_ray.healing_pool import HealingPool, Member, MemberState
 from real_ray.roles import Generator, WeightSender
 from real_ray.tracking import Tracker
 from real_ray.types import SyncReport
-from real_ray.weights import Probe, SentWeights, what_is_wrong
+from real_ray.weights import Probe, SentWeights, most_common, what_is_wrong
 
 Answer = TypeVar("Answer")
 _TIMES = 2  # that weights are sent before it counts as a failure
@@ -58,13 +58,14 @@ class Broadcaster:
         self._tracker = tracker
         self._activity = activity
         self._policy_version: int | None = None  # in the generators
+        self._engine_checksum = ""  # of that version, as a generator has it that is right
         self._has_reached_any = False
         self._one_at_a_time = asyncio.Lock()
         self._broadcast_done = asyncio.Event()
 
     async def broadcast(self, *, policy_version: int) -> SyncReport:
         async with self._one_at_a_time:
-            self._policy_version = policy_version
+            self._policy_version, self._engine_checksum = policy_version, ""
             report = await self._sync(self._pool.members(), policy_version)
         self._broadcast_done.set()
         self._broadcast_done = asyncio.Event()
@@ -104,7 +105,7 @@ class Broadcaster:
                 paused = clock()
                 left = list(await self._ask(left, lambda generator: generator.pause()))
                 left, sent = await self._send(left, policy_version)
-                wrong = await self._compare_weights(left, sent)
+                wrong, checksums = await self._compare_weights(left, sent)
                 # The others stay paused until they have the right weights.
                 right = [member for member in left if member not in wrong]
                 right = list(await self._ask(right, lambda generator: generator.resume()))
@@ -113,6 +114,7 @@ class Broadcaster:
                 differences |= now
             for member in now:
                 self._pool.admit(member)
+                self._engine_checksum = self._engine_checksum or checksums.get(member, "")
             left = []
             for member, what in (wrong | too_far).items():
                 mistake = SyncError(
@@ -165,11 +167,24 @@ class Broadcaster:
 
     async def _compare_weights(
         self, members: Sequence[Member], sent: SentWeights | None
-    ) -> dict[Member, str]:
+    ) -> tuple[dict[Member, str], dict[Member, str]]:
+        """Those with wrong weights, in words; checksums of the engines that make their own."""
         if sent is None:
-            return {}
+            return {}, {}
         held = await self._ask(members, lambda generator: generator.held_weights())
-        return {m: what for m, weights in held.items() if (what := what_is_wrong(sent, weights))}
+        wrong = {m: what for m, weights in held.items() if (what := what_is_wrong(sent, weights))}
+        checksums = {
+            member: weights.engine_checksum
+            for member, weights in held.items()
+            if weights.engine_checksum and member not in wrong
+        }
+        # Those that are sent to again, or join later, are compared with those that were right. If
+        # no checksum is that of the most all are suspect: better one transfer more than one wrong.
+        expected = self._engine_checksum or most_common(checksums.values())
+        unlike = [m for m, checksum in checksums.items() if checksum != expected]
+        return wrong | dict.fromkeys(unlike, "weights unlike those of the other generators"), {
+            member: checksum for member, checksum in checksums.items() if member not in unlike
+        }
 
     async def _compare_logprobs(
         self, members: Sequence[Member]
@@ -202,11 +217,16 @@ class Broadcaster:
         """The answers of those that answer; the others are lost."""
 
         async def ask(member: Member) -> dict[Member, Answer]:
+            answer = asyncio.ensure_future(question(member.generator))
             try:
-                return {member: await question(member.generator)}
+                ends: set[asyncio.Future[Any]] = {answer, member.end}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                return {member: answer.result()} if answer.done() else {}
             except RealRayError as error:
                 self._pool.fail(member, error)
                 return {}
+            finally:
+                answer.cancel()
 
         answers: dict[Member, Answer] = {}
         for answer in await asyncio.gather(*(ask(member) for member in members)):

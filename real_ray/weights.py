@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from real_ray.types import IntArray
@@ -42,6 +43,7 @@ class HeldWeights:
     policy_version: int
     num_tensors: int
     checksums: Mapping[str, int] = field(default_factory=dict)  # of what was received
+    engine_checksum: str = ""  # of what the engine has loaded; empty: `checksums` tell more
     problems: tuple[str, ...] = ()  # that the engine found itself
 
 
@@ -65,3 +67,17 @@ def what_is_wrong(sent: SentWeights, held: HeldWeights) -> str:
                 more = " ..." if len(names) > _SHOWN else ""
                 wrong.append(f"{what}: {', '.join(sorted(names)[:_SHOWN])}{more}")
     return "; ".join(wrong)
+
+
+def most_common(checksums: Collection[str]) -> str:
+    """The checksum that more than half of the engines have; empty: there is none.
+
+    What an engine has loaded is laid out in its own way, so its checksum can be compared with
+    those of other engines alone, and not with the learner. Of two that differ either may be wrong.
+
+    Example: ``most_common(["a", "a", "b"]) == "a"`` and ``most_common(["a", "b"]) == ""``
+    """
+    for checksum, count in Counter(checksums).most_common(1):
+        if 2 * count > len(checksums):
+            return checksum
+    return ""

@@ -23,6 +23,15 @@ class FaultyGenerator(WatchedGenerator):
 class Faults(EngineChecks):
     """In the worker process of the engine."""
 
+    _gives_none = False
+
+    def give_no_checksums(self, none: bool) -> None:
+        """From now on, as the worker of a back end that has none."""
+        self._gives_none = none
+
+    def received_weights(self) -> tuple[dict[str, int], list[str]]:
+        return ({}, []) if self._gives_none else super().received_weights()
+
     def keep_stale_output_layer(self, stale: bool) -> None:
         """From now on do not tell the output layer of new weights."""
         engine = self.weight_transfer_engine

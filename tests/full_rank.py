@@ -43,6 +43,7 @@ class FullRank:
                 num_generators=len(generators),
                 workers_per_generator=1,
                 timeout_s=60.0,
+                bucket_bytes=2**26,
             ),
             rank=0,
         )

@@ -1,76 +1,52 @@
-"""What a generator is to the sending side of a weight sync, without an engine: a Ray actor."""
+"""The Ray actor before a process that receives weights, which imports nothing that takes time."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
+from multiprocessing.connection import Client
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 
 class ReceivingActor:
-    """Receives weights into a dictionary."""
+    """Passes calls on to `receiving_process.Receiver`, and dies when that dies.
 
-    def __init__(self) -> None:
-        from vllm.config.weight_transfer import WeightTransferConfig
+    Args:
+        address: of the socket that `receiving_process.serve` answers at.
+    """
 
-        from actors.gloo_receiver import GlooWeightTransferEngine
-
-        self._model = _Model()
-        self._engine: Any = GlooWeightTransferEngine(
-            WeightTransferConfig(backend="gloo"),
-            SimpleNamespace(
-                parallel_config=SimpleNamespace(data_parallel_index=0, world_size=1, rank=0),
-                model_config=None,
-            ),
-            torch.device("cpu"),
-            self._model,
-        )
-        self._version = 0
+    def __init__(self, address: str) -> None:
+        self._connection = Client(address)
 
     def pid(self) -> int:
-        return os.getpid()
+        return int(self._ask("pid"))
 
     def signal_at(self, name: str, signal_number: int) -> None:
-        """When this tensor of the next update comes, send this process a signal."""
-        self._model.fault = (name, signal_number)
+        self._ask("signal_at", name, signal_number)
 
-    def num_open(self) -> tuple[int, int]:
-        """File descriptors and threads of Python."""
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    def num_open(self) -> Any:
+        return self._ask("num_open")
 
     def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
-        self._engine.shutdown()
-        self._engine.init_transfer_engine(self._engine.parse_init_info(info))
+        self._ask("init_weight_transfer_engine", info)
 
     def start_weight_update(self) -> None:
-        self._engine.start_weight_update()
+        self._ask("start_weight_update")
 
     def update_weights(self, info: dict[str, Any]) -> None:
-        self._engine.update_weights(info)
+        self._ask("update_weights", info)
 
     def finish_weight_update(self, version: int) -> None:
-        self._engine.finish_weight_update()
-        self._version = version
+        self._ask("finish_weight_update", version)
 
-    def weights(self) -> tuple[int, dict[str, int], list[str]]:
-        return self._version, self._engine.checksums, self._engine.problems
+    def weights(self) -> Any:
+        return self._ask("weights")
 
-
-class _Model(nn.Module):
-    fault: tuple[str, int] = ("", 0)
-
-    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
-        names = set()
-        for name, _ in weights:
-            if name == self.fault[0]:
-                self.fault, number = ("", 0), self.fault[1]
-                os.kill(os.getpid(), signal.Signals(number))
-            names.add(name)
-        return names
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            self._connection.send((method, arguments))
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            os._exit(1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -169,7 +169,7 @@ def test_a_run_is_scaled_healed_and_stopped_and_goes_on_with_nothing_lost(
     for child in run.processes():
         if "EngineCore" in " ".join(child.cmdline()):
             child.kill()
-    wait_for_line(process, "generator lost: generator-0: the engine of generator-0 has died; start")
+    assert "the engine of generator-0 has died" in wait_for_line(process, "generator lost: ")
     wait_for_line(process, "generator healed: generator-0, after ")
     step = int(json.loads((run.path / "status.json").read_text())["policy_version"])
     wait_for_step(process, step + 2)

@@ -99,6 +99,20 @@ async def test_all_that_was_sent_is_held(running: Running) -> None:
         assert await running.difference(version + 1) > 0.1
 
 
+async def test_an_engine_makes_a_checksum_where_the_transfer_makes_none(running: Running) -> None:
+    _, held = await running.sync(3)
+    assert held.engine_checksum == ""
+    await running.generator.fault.remote("give_no_checksums", True)
+    made = []
+    for version in (3, 4, 5):  # of models 1, 0, 1
+        _, held = await running.sync(version)
+        assert held.checksums == {}
+        made.append(held.engine_checksum)
+    assert made[0] == made[2] != made[1]
+    assert all(made)
+    await running.generator.fault.remote("give_no_checksums", False)
+
+
 async def test_a_stale_output_layer(running: Running) -> None:
     """It is tied: vLLM loads nothing under its name."""
     await running.assert_healed(10)

@@ -182,6 +182,61 @@ def test_a_slip_is_healed_by_sending_once_more(spoil: Any, what: str) -> None:
     run(work())
 
 
+def engine_checksums(it: Setting, *answers: str) -> None:
+    """What each generator's engine makes of its weights from now on."""
+    for generator, answer in zip(it.generators.made, answers, strict=True):
+        spoiled(checksums={}, engine_checksum=answer)(generator)
+
+
+@pytest.mark.parametrize(
+    ("answers", "suspects"),
+    [
+        ("aaa", []),
+        ("aba", ["generator-1"]),
+        ("ab", ["generator-0", "generator-1"]),
+        ("abc", ["generator-0", "generator-1", "generator-2"]),
+        ("b", []),
+    ],
+)
+def test_checksums_of_engines_are_compared_with_one_another(
+    answers: str, suspects: list[str]
+) -> None:
+    async def work() -> None:
+        async with setting(len(answers)) as it:
+            await it.broadcaster.broadcast(policy_version=0)
+            engine_checksums(it, *answers)
+
+            def mend(_: Sequence[FakeGenerator]) -> None:
+                if len(it.sender.sent_to) == 3:
+                    engine_checksums(it, *("a" * len(answers)))
+
+            it.sender.on_send = mend
+            report = await it.broadcaster.broadcast(policy_version=0)
+            assert it.sender.sent_to[2:] == ([suspects] if suspects else [])
+            assert report.num_generators == len(it.names) == len(answers)
+            repeated = it.events("sync repeated")
+            assert [name for name in suspects if any(name in text for text in repeated)] == suspects
+            assert all("weights unlike those of the other generators" in t for t in repeated)
+            assert len(repeated) == len(suspects)
+
+    run(work())
+
+
+def test_a_generator_that_stays_unlike_the_others_is_lost_and_so_is_a_newcomer() -> None:
+    async def work() -> None:
+        async with setting(3) as it:
+            it.generators.prepare = lambda g, _: spoiled(checksums={}, engine_checksum="b")(g)
+            engine_checksums(it, "a", "a", "b")
+            report = await it.broadcaster.broadcast(policy_version=0)
+            assert it.sender.sent_to[1:] == [["generator-2"]]
+            assert report.num_generators == 2
+            await asyncio.sleep(START_S + 5)
+            assert it.sender.sent_to[2:] == [["generator-2"]] * 2, "alone, and again"
+            assert it.names == ["generator-0", "generator-1"]
+
+    run(work())
+
+
 def test_when_no_generator_ever_holds_right_weights_it_is_an_error() -> None:
     async def work() -> None:
         async with setting(2) as it:

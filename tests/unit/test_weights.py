@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real_ray.weights import HeldWeights, SentWeights, what_is_wrong
+from real_ray.weights import HeldWeights, SentWeights, most_common, what_is_wrong
 
 SENT = SentWeights(policy_version=3, num_tensors=2, num_bytes=48, checksums={"a": 1, "b": 2})
 
@@ -42,3 +42,11 @@ def test_of_many_tensors_some_are_named() -> None:
     )
     held = HeldWeights(policy_version=1, num_tensors=9, checksums=dict.fromkeys(names, 1))
     assert what_is_wrong(sent, held) == "not as sent: t0, t1, t2 ..."
+
+
+@pytest.mark.parametrize(
+    ("checksums", "expected"),
+    [("", ""), ("a", "a"), ("aba", "a"), ("ab", ""), ("aabb", ""), ("abc", ""), ("bbbaa", "b")],
+)
+def test_the_checksum_of_more_than_half(checksums: str, expected: str) -> None:
+    assert most_common(list(checksums)) == expected

@@ -49,6 +49,7 @@ def rendezvous(backend: str) -> Any:
         num_generators=3,
         workers_per_generator=2,
         timeout_s=5.0,
+        bucket_bytes=2**26,
     )
 
 
