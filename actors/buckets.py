@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import ParamMeta
 
+_LEAST_BLOCK = 2**26  # of virtual memory: what no bucket has reached was never written
 _ALIGNMENT = 64  # bytes: a view needs a start that its dtype can have, a copy likes a cache line
 
 
@@ -74,14 +75,14 @@ class Buffers:
     """
 
     def __init__(self, bucket_bytes: int) -> None:
-        self._bucket_bytes = bucket_bytes
+        self._block_bytes = max(bucket_bytes, _LEAST_BLOCK)
         self._free: list[Any] = []
 
     def take(self, size: int) -> Tensor:
         """A buffer of ``size`` bytes, not initialised: uint8 [size]."""
-        if size > self._bucket_bytes:
+        if size > self._block_bytes:
             return torch.empty(size, dtype=torch.uint8)
-        memory = self._free.pop() if self._free else np.empty(self._bucket_bytes, dtype=np.uint8)
+        memory = self._free.pop() if self._free else np.empty(self._block_bytes, dtype=np.uint8)
         lent = memory[:size]
         # The storage of the tensor and of all views of it keeps `lent` alive, not `memory`.
         weakref.finalize(lent, self._free.append, memory).atexit = False

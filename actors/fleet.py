@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.cluster import Cluster
 from actors.environment import engine_env, learner_env
 from actors.generator import GeneratorActor
+from actors.killing import kill
 from actors.learner import LearnerActor
 from actors.learner_group import RayLearnerGroup
 from actors.node import LOOPBACK, free_port
@@ -230,7 +231,7 @@ class Fleet:
 
     def _stop_learner(self) -> None:
         for rank in self._learners:
-            ray.kill(rank)
+            kill(rank)
         self._learners = []
         if self._learner_group is not None:
             remove_placement_group(self._learner_group)

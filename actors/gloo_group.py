@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -22,6 +24,8 @@ from actors.shared_wire import SharedWire, create, place_in_memory
 from actors.transfer_errors import BROADCAST_SHARE, BROKE_OFF, TransferBrokenError
 
 _POLL_S = 0.1
+_UNDER_WAY = 2
+_LEFT = "left"  # a key: the sender has closed the group
 
 
 @dataclass(kw_only=True)
@@ -77,6 +81,7 @@ class GlooWire:
 
     def __init__(self, store: Any, info: GlooInitInfo, *, rank: int) -> None:
         self._store = store
+        self._is_sender = rank == 0
         self._buffers = Buffers(info.bucket_bytes)
         self._under_way: Broadcast | None = None
         self._group: Any = dist.ProcessGroupGloo(
@@ -100,9 +105,10 @@ class GlooWire:
         return self._buffers.take(size)
 
     def send(self, buffer: Tensor) -> None:
-        """Begin to send a bucket that was filled; the one before has arrived then."""
-        self.flush()
-        self._under_way = self._broadcast(buffer, self._deadline)
+        """Begin to send a bucket that was filled; the one before has arrived when it returns."""
+        before, self._under_way = self._under_way, self._broadcast(buffer, self._deadline)
+        if before is not None:
+            before.wait(self._still_wanted)
 
     def flush(self) -> None:
         """Wait until all have all buckets."""
@@ -111,20 +117,25 @@ class GlooWire:
             self._under_way = None
 
     def receive(self, sizes: Sequence[int], buffers: Buffers, deadline: float) -> Iterator[Tensor]:
-        """Buckets of these sizes in bytes; the next one comes in while one is used."""
-        coming = self._broadcast(buffers.take(sizes[0]), deadline) if sizes else None
-        for index in range(len(sizes)):
-            assert coming is not None
-            buffer = coming.wait(self._check_sender)
-            coming = None
-            if index + 1 < len(sizes):
-                coming = self._broadcast(buffers.take(sizes[index + 1]), deadline)
+        """Buckets of these sizes in bytes; the next ones come in while one is used."""
+        left = iter(sizes)
+        coming: deque[Broadcast] = deque()
+        for _ in sizes:
+            # The sender begins the next one at once only if there is room for it already.
+            for size in islice(left, _UNDER_WAY - len(coming)):
+                coming.append(self._broadcast(buffers.take(size), deadline))
+            buffer = coming.popleft().wait(self._check_sender)
+            for size in islice(left, 1):
+                coming.append(self._broadcast(buffers.take(size), deadline))
             yield buffer
             del buffer
 
     def close(self) -> None:
         """Leave the group. Whoever waits for this member gets an error."""
-        # The destructor waits for a broadcast that is under way, which may be until its deadline.
+        if self._is_sender and self._store is not None:
+            self._store.set(_LEFT, "")
+        # The destructor waits for a broadcast that is under way, which may be until its deadline,
+        # and keeps connections and store until then.
         last = [self._group]
         self._group = self._store = self._under_way = None
         threading.Thread(target=last.clear, name="close-gloo-group", daemon=True).start()
@@ -137,9 +148,11 @@ class GlooWire:
 
     def _check_sender(self) -> None:
         try:
-            self._store.check(["any"])  # the store lives in the sender
+            has_left = self._store.check([_LEFT])  # the store lives in the sender
         except RuntimeError as error:
             raise TransferBrokenError(f"{BROKE_OFF}: the sender has gone: {error}") from error
+        if has_left:
+            raise TransferBrokenError(f"{BROKE_OFF} by the sender")
 
 
 Wire = GlooWire | SharedWire

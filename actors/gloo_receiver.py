@@ -26,6 +26,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     _wire: Wire | None = None
     _info: GlooInitInfo | None = None
+    _buffers: Buffers | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,6 +45,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         )
         self._wire = join_group(init_info, rank=init_info.rank_offset + worker)
         self._info = init_info
+        # Kept from update to update: the first write to new memory takes as long as receiving it.
+        self._buffers = Buffers(init_info.bucket_bytes)
 
     def start_weight_update(self) -> None:
         self.checksums, self.problems = {}, []
@@ -100,11 +103,12 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Each tensor, inside of its bucket."""
         assert self._wire is not None, "init_weight_transfer_engine comes first"
         assert self._info is not None
+        assert self._buffers is not None
         deadline = time.monotonic() + BROADCAST_SHARE * self._info.timeout_s
         parts = split([num_bytes(meta) for meta in metadata], self._info.bucket_bytes)
         buckets = [metadata[part] for part in parts]
-        buffers = Buffers(self._info.bucket_bytes)
-        arriving = self._wire.receive([total_bytes(b) for b in buckets], buffers, deadline)
+        sizes = [total_bytes(bucket) for bucket in buckets]
+        arriving = self._wire.receive(sizes, self._buffers, deadline)
         for bucket in buckets:
             began = time.monotonic()
             buffer = next(arriving)
@@ -133,4 +137,4 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     def shutdown(self) -> None:
         if self._wire is not None:
             self._wire.close()
-            self._wire = None
+            self._wire = self._buffers = None

@@ -13,6 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.generator import GeneratorActor
+from actors.killing import kill
 from actors.preflight import check_versions, placed
 from actors.protocol import EngineSpec
 from actors.replies import reply
@@ -122,7 +123,7 @@ class RayGenerator:
             if self._is_up and not at_once:
                 with contextlib.suppress(Exception):  # what does not stop is killed
                     await asyncio.wait_for(self.actor.shutdown.remote(), _STOP_SECONDS)
-            ray.kill(self.actor)
+            await asyncio.to_thread(kill, self.actor)
         if self._group is not None:
             remove_placement_group(self._group)
 

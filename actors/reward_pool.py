@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ray
-
+from actors.killing import kill
 from actors.replies import reply
 from real_ray.activity import Activity
 from real_ray.errors import ActorDiedError, RewardError
@@ -93,7 +92,7 @@ class RayRewardPool:
 
     def _end(self, index: int) -> None:
         if self.workers[index] is not None:
-            ray.kill(self.workers[index])
+            kill(self.workers[index])
             self.workers[index] = None
 
     def _tell(self) -> None:

@@ -171,7 +171,7 @@ def _config(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any
         "sync": {"timeout_s": 15.0},
         "checkpoint": {"save_steps": 5, "save_final": False},
         "eval": {"at_start": False, "at_end": False},
-        "cluster": {"address": "local"},
+        "cluster": {"address": "local", "start_timeout_s": 60.0},
     }
 
 

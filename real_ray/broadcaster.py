@@ -24,7 +24,8 @@ import numpy as np
 from real_ray.activity import Activity
 from real_ray.config import SyncConfig
 from real_ray.errors import RealRayError, SyncError
-from real_ray.healing_pool import HealingPool, Member, MemberState
+from real_ray.healing_pool import HealingPool
+from real_ray.members import Member, MemberState
 from real_ray.roles import Generator, WeightSender
 from real_ray.tracking import Tracker
 from real_ray.types import SyncReport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
@@ -63,6 +64,49 @@ def check_fits_data(state: DriverState, config: Config, *, prompts: str) -> None
             "steps of two sizes do not add up to run.num_epochs. Set it back, or give the run a "
             "length in run.num_steps and no run.num_epochs"
         )
+
+
+class SavedGroups:
+    """Buffered groups of a checkpoint, each until its number is drawn again.
+
+    Args:
+        state: of the checkpoint; None: there is none.
+        sampling: as it is now.
+        tell: hears of groups that are not taken.
+    """
+
+    def __init__(
+        self,
+        state: DriverState | None,
+        config: Config,
+        *,
+        sampling: Sampling,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._groups = {b.number: b for b in state.buffered} if state else {}
+        self._made_as_now = state is not None and (
+            (state.sampling, state.reward_function) == (sampling, config.reward.function)
+        )
+        self._max_staleness = config.rollout.max_staleness
+        self._tell = tell
+
+    def take(self, number: int, *, in_step: int) -> BufferedGroup | None:
+        """The group of this number, if there is one that may train in this step.
+
+        Scores compare log-probs of the learner with those at the temperature of the sampling, and
+        completions may be longer than the learner now has room for.
+        """
+        saved = self._groups.pop(number, None)
+        if saved is None:
+            return None
+        staleness = in_step - 1 - saved.group.sampled.oldest_version
+        if self._made_as_now and staleness <= self._max_staleness:
+            return saved
+        self._tell(
+            f"group {saved.group.uid} of the checkpoint was sampled or scored with other settings "
+            "than now, or is too old for rollout.max_staleness"
+        )
+        return None
 
 
 def to_json(state: DriverState) -> str:

@@ -29,10 +29,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from real_ray.activity import Activity
 from real_ray.buffer import GroupBuffer, GroupState
-from real_ray.checkpoint import BufferedGroup, DriverState, check_fits_data
+from real_ray.checkpoint import BufferedGroup, DriverState, SavedGroups, check_fits_data
 from real_ray.config import Config
 from real_ray.data import Draw, PromptCursor
 from real_ray.errors import (
@@ -123,9 +124,11 @@ class Driver:
             top_k=config.rollout.top_k,
             stop=tuple(config.rollout.stop),
         )
-        self._saved_groups = {b.number: b for b in resume.buffered} if resume else {}
-        self._saved_as_now = resume is not None and (
-            (resume.sampling, resume.reward_function) == (self._sampling, config.reward.function)
+        self._saved_groups = SavedGroups(
+            resume,
+            config,
+            sampling=self._sampling,
+            tell=partial(tracker.event, "buffered group drawn again"),
         )
         self._failures_in_a_row = 0
         self._activity = activity or Activity()
@@ -154,16 +157,17 @@ class Driver:
                 if self._evaluator.is_due(self._policy_version) and self._stop is None:
                     self._evaluator.start(self._policy_version, tasks)
                 admission = tasks.create_task(self._admit_groups(tasks), name="admission")
-                await self._train_steps(tasks)
+                is_finished = await self._train_steps(tasks)
                 admission.cancel()
-                await self._wind_up()
+                if not is_finished:
+                    await self._wind_up()
                 for task in watching:
                     task.cancel()
         except* RealRayError as errors:
             raise first_error(errors) from errors
-        if self._stop is not None and self._stop.error is not None:
+        if not is_finished and self._stop is not None and self._stop.error is not None:
             raise self._stop.error
-        return self._stop is None
+        return is_finished
 
     @property
     def policy_version(self) -> int:
@@ -186,16 +190,10 @@ class Driver:
         for draw in self._cursor:
             await self._buffer.slot()
             self._ledger.draw(draw.number, draw.prompt.uid)
-            saved = self._saved_groups.pop(draw.number, None)
-            if saved is not None and self._still_fits(saved.group):
+            saved = self._saved_groups.take(draw.number, in_step=self._next_step)
+            if saved is not None:
                 self._account(self._buffer.restore(saved.group, accepted=saved.accepted))
             else:
-                if saved is not None:
-                    self._tracker.event(
-                        "buffered group drawn again",
-                        f"group {draw.prompt.uid} of the checkpoint was sampled or scored with "
-                        "other settings than now, or is too old for rollout.max_staleness",
-                    )
                 self._buffer.admit(draw.prompt.uid)
                 name = f"roll out {draw.prompt.uid}"
                 task = tasks.create_task(self._roll_out(draw), name=name)
@@ -212,8 +210,7 @@ class Driver:
 
     async def _wind_up(self) -> None:
         """After a stop: let groups under way finish, give the others back, save a checkpoint."""
-        if self._stop is None:
-            return
+        assert self._stop is not None
         rolling_out = set(self._rolling_out)
         if rolling_out:
             self._activity.set("driver", f"stops: waits for {len(rolling_out)} groups under way")
@@ -224,16 +221,6 @@ class Driver:
         self._check_ledger()
         if self._policy_version not in (0, self._saved_version):
             await self._save_checkpoint()
-
-    def _still_fits(self, group: RolloutTicket) -> bool:
-        """Whether a group of a checkpoint may train in its turn, whatever the config is now.
-
-        Scores compare log-probs of the learner with those at the temperature of the sampling, and
-        completions may be longer than the learner now has room for.
-        """
-        steps_before = sum(self._buffer.counts().values()) // self._config.learner.prompts_per_step
-        staleness = self._policy_version + steps_before - group.sampled.oldest_version
-        return self._saved_as_now and staleness <= self._config.rollout.max_staleness
 
     async def _roll_out(self, draw: Draw) -> None:
         rollout, uid = self._config.rollout, draw.prompt.uid
@@ -276,11 +263,18 @@ class Driver:
                 f"(run.max_consecutive_failures); the last one: {error}"
             ) from error
 
+    @property
+    def _next_step(self) -> int:
+        """The step that the next group which is admitted will be trained on in."""
+        waiting = sum(self._buffer.counts().values())
+        return self._policy_version + waiting // self._config.learner.prompts_per_step + 1
+
     def _account(self, filtered: Sequence[RolloutTicket]) -> None:
         for group in filtered:
             self._ledger.close(group.uid, Outcome.FILTERED)
 
-    async def _train_steps(self, tasks: asyncio.TaskGroup) -> None:
+    async def _train_steps(self, tasks: asyncio.TaskGroup) -> bool:
+        """False: there would have been more of them."""
         clock = asyncio.get_running_loop().time
         ended = clock()
         for step in range(self._policy_version + 1, self._config.num_steps + 1):
@@ -290,8 +284,9 @@ class Driver:
                 policy_version=self._policy_version, drop_last=self._config.data.drop_last
             )
             if not batch:
-                if self._stop is None:
-                    self._tell_of_the_end()
+                if self._stop is not None:
+                    return False
+                self._tell_of_the_end()
                 break
             times.taken = clock()
             self._activity.set("driver", f"waits for the learner to train step {step}")
@@ -327,14 +322,13 @@ class Driver:
             every = self._config.checkpoint.save_steps
             if every is not None and step % every == 0:
                 await self._save_checkpoint()
-        if self._stop is not None:
-            return
         self._activity.set("driver", "waits for the last evaluation")
         await self._evaluator.finish()
-        if self._config.eval.at_end:
+        if self._config.eval.at_end and self._stop is None:
             self._evaluator.start(self._policy_version, tasks)
             await self._evaluator.finish()
         self._check_ledger()
+        return True
 
     def _release(self, batch: Sequence[RolloutTicket]) -> None:
         for group in batch:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from enum import Enum
 from typing import Any
 
 from real_ray.activity import Activity
@@ -30,54 +29,13 @@ from real_ray.errors import (
     UserError,
     first_error,
 )
+from real_ray.members import Member, MemberState, Slot
 from real_ray.roles import Generator, GeneratorProgress
 from real_ray.tracking import Tracker
 from real_ray.types import Prompt, SampledTicket, Sampling
 
 _LONGEST_PAUSE_S = 60.0
 _LONGEST_POLL_S = 10.0
-
-
-class MemberState(Enum):
-    """What a generator can do."""
-
-    STARTING = "starting"
-    WAITING = "waiting for weights"
-    READY = "ready"
-    LEAVING = "leaving"  # finishes its groups and takes no more
-
-
-class Member:
-    """A generator in the pool."""
-
-    def __init__(self, generator: Generator) -> None:
-        loop = asyncio.get_running_loop()
-        self.generator = generator
-        self.state = MemberState.STARTING
-        self.in_sync = False  # its engine may do nothing now, and is not stalled
-        self.num_running = 0  # completions
-        self.num_groups = 0  # finished
-        self.end: asyncio.Future[None] = loop.create_future()
-        self.interruption: asyncio.Future[None] = loop.create_future()
-
-    @property
-    def name(self) -> str:
-        return self.generator.name
-
-    @property
-    def is_up(self) -> bool:
-        """Whether its engine runs and has a use."""
-        return self.state in (MemberState.WAITING, MemberState.READY) and not self.end.done()
-
-
-class _Slot:
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.member: Member | None = None
-        self.num_starts = 0
-        self.is_leaving = False
-        self.has_given_up = False
-        self.lost_at: float | None = None
 
 
 class HealingPool:
@@ -99,7 +57,7 @@ class HealingPool:
         self._config = config
         self._tracker = tracker
         self._activity = activity
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._failed_first: set[int] = set()
         self._has_started = False  # any generator, ever
@@ -190,14 +148,14 @@ class HealingPool:
                 for index in range(self._config.num_wanted):
                     self._open(index)
                 self._tasks.create_task(self._guard())
-        except* RealRayError as errors:
+        except asyncio.CancelledError:
+            self._failure.cancel()
+            raise
+        except BaseExceptionGroup as errors:
             error = first_error(errors)
             self._failure.set_exception(error)
-            self._failure.exception()
+            self._failure.exception()  # that nobody may watch is no mistake
             raise error from errors
-        finally:
-            if not self._failure.done():
-                self._failure.cancel()
 
     async def has_begun(self) -> None:
         """Wait until there are as many as a run begins with."""
@@ -235,10 +193,10 @@ class HealingPool:
 
     def _open(self, index: int) -> None:
         assert self._tasks is not None, "run comes first"
-        slot = self._slots[index] = _Slot(index)
+        slot = self._slots[index] = Slot(index)
         self._tasks.create_task(self._keep(slot), name=f"generator-{index}")
 
-    def _close(self, slot: _Slot) -> None:
+    def _close(self, slot: Slot) -> None:
         slot.is_leaving = True
         if slot.member is not None:
             if slot.member.state is MemberState.READY:
@@ -253,7 +211,7 @@ class HealingPool:
             member.end.set_result(None)
             self._tell()
 
-    async def _keep(self, slot: _Slot) -> None:
+    async def _keep(self, slot: Slot) -> None:
         losses = 0  # in a row
         while not slot.is_leaving:
             member = slot.member = Member(self._make(slot.index, slot.num_starts))
@@ -298,7 +256,7 @@ class HealingPool:
             watching.cancel()
         (member.end if member.end.done() else watching).result()
 
-    def _check_first_start(self, slot: _Slot, error: RealRayError) -> None:
+    def _check_first_start(self, slot: Slot, error: RealRayError) -> None:
         """What no generator gets over at its first start is not tried again."""
         if not self._has_started:
             self._failed_first.add(slot.index)
@@ -306,7 +264,7 @@ class HealingPool:
                 raise error
 
     async def _wait_before_the_next(
-        self, slot: _Slot, losses: int, error: RealRayError, *, name: str
+        self, slot: Slot, losses: int, error: RealRayError, *, name: str
     ) -> None:
         loop = asyncio.get_running_loop()
         slot.lost_at = slot.lost_at or loop.time()

@@ -64,7 +64,7 @@ def facts(directory: Path, status: Status) -> Iterator[str]:
     yield f"run {directory.name} in {directory}"
     yield f"  state        {_state(status, age=age, is_held=is_held)}"
     yield f"  step         {status.policy_version} of {status.num_steps}"
-    if is_held and status.generators:
+    if status.state == "running" and status.generators:
         yield f"  generators   {generators(status)}"
     checkpoint = Path(status.checkpoint) if status.checkpoint else None
     if checkpoint and not checkpoint.is_dir():  # somebody has removed it

@@ -18,7 +18,6 @@ from real_ray.errors import (
     GenerationError,
     GeneratorsLostError,
     ModelError,
-    RealRayError,
     RunError,
 )
 from real_ray.simulate.virtual_time import run_in_virtual_time
@@ -401,16 +400,13 @@ def test_whatever_happens_every_group_is_generated_in_the_end(
 
 
 def test_errors_that_nobody_foresaw_reach_who_watches() -> None:
-    class Broken(RealRayError):
-        pass
-
     async def work() -> None:
-        generators = pool_of(1)
-        generators.prepare = lambda generator, number: setattr(
-            generator, "start_error", Broken("?")
-        )
-        async with generators.running(begun=False):
-            with pytest.raises(Broken):
+        generators = pool_of(2)
+        async with generators.running():
+            generators.prepare = lambda generator, number: 1 // 0  # type: ignore[return-value]
+            generators.made[0].die()
+            with pytest.raises(ZeroDivisionError):
                 await generators.pool.watch()
+            assert [g.stopped for g in generators.made] == ["killed", "ended"]
 
     run(work())

@@ -1,0 +1,32 @@
+"""A whole run while its processes are killed and stopped: `bench/chaos.py`, for a short time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny_model import build_model
+
+CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
+
+
+def test_a_run_survives_kills_and_stops_of_any_of_its_processes(tmp_path: Path) -> None:
+    model = build_model(tmp_path / "tiny")
+    numbers = tmp_path / "numbers.json"
+    # Of this seed the first faults meet each kind of process, with both signals.
+    options = ["--faults", "5", "--every", "6", "--steps", "30", "--seed", "4"]
+    done = subprocess.run(
+        [sys.executable, CHAOS, "--model", model, "--json", numbers, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # It checks the steps, the ledger, staleness and the processes itself.
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(numbers.read_text())
+    assert found["problems"] == []
+    assert sum(row["faults"] for row in found["summary"]) == len(found["faults"]) >= 3
+    assert any(row["healed"] for row in found["summary"])
+    assert "60 drawn = 60 trained" in done.stdout
