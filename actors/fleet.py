@@ -30,7 +30,7 @@ from real_ray.activity import Activity
 from real_ray.broadcaster import Broadcaster
 from real_ray.config import Config
 from real_ray.config.deepspeed_json import deepspeed_config
-from real_ray.errors import ResourceError, RunError
+from real_ray.errors import ActorDiedError, ResourceError, RunError
 from real_ray.healing_pool import HealingPool
 from real_ray.placement import Device, Placement, generator_bundle
 from real_ray.roles import Roles
@@ -155,7 +155,7 @@ class Fleet:
         )
 
     def _tell_of_waiting(self, who: str, text: str) -> None:
-        self._activity.set(who, text)
+        self._activity.set(who, "waits for a place on the cluster")  # for however long
         if not self._has_begun:
             self._tracker.event("waiting for resources", text)
 
@@ -255,6 +255,7 @@ class Fleet:
             timeout_s=reward.timeout_s,
             activity=self._activity,
             tracker=self._tracker,
+            keeps_copies=not self._cluster.is_local,
         )
 
     async def _rendezvous(self, num_generators: int) -> SyncRendezvous:
@@ -275,8 +276,15 @@ class Fleet:
             temperature=0.0,
             max_tokens=min(_PROBE_TOKENS, self._config.rollout.max_completion_length),
         )
-        # Before the first sync: the pool itself gives no group to a generator without weights.
-        ticket = await self.pool.members()[0].generator.generate(prompt, greedy)
+        while True:
+            await self._generators_have_begun()
+            # Before the first sync: the pool gives no group to a generator without weights.
+            member = self.pool.members()[0]
+            try:
+                ticket = await member.generator.generate(prompt, greedy)
+                break
+            except ActorDiedError as error:
+                self.pool.fail(member, error)
         group: SampledGroup = await ticket.ref
         completion = group.completions[0].token_ids
         return Probe(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightSource
+from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.m2n_trainer import M2NTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -24,6 +24,8 @@ from actors.weight_source import (
 from actors.weight_transfer import register
 from real_ray.errors import ResourceError, SyncError
 from real_ray.weights import SentWeights
+
+_GLOO_BUCKET_BYTES = 2**24  # caches hold it, and little waits for the first and the last one
 
 
 class FullSender:
@@ -54,6 +56,7 @@ class FullSender:
         self._client = client
         self._engine: Any = None
         info, source = plan(model, dtype, rendezvous, rank=rank)
+        self._source = source
         metadata = source.metadata()
         self.num_tensors = len(metadata)
         self.num_bytes = sum(meta.dtype.itemsize * math.prod(meta.shape) for meta in metadata)
@@ -81,7 +84,8 @@ class FullSender:
                 "earlier sync failed. Connect again"
             )
         try:
-            self._engine.send_weights()
+            with self._source.gathering_to_the_end():
+                self._engine.send_weights()
         except SyncError:
             self.close()
             raise
@@ -108,7 +112,7 @@ class FullSender:
 
 def plan(
     model: nn.Module, dtype: torch.dtype, rendezvous: SyncRendezvous, *, rank: int
-) -> tuple[TrainerInitInfo, WeightSource]:
+) -> tuple[TrainerInitInfo, DeepSpeedWeightSource]:
     """What vLLM's trainer engine of the chosen back end is started with.
 
     Raises:
@@ -121,7 +125,7 @@ def plan(
             *where,
             rendezvous.world_size,
             timeout_s=rendezvous.timeout_s,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=min(bucket_bytes, _GLOO_BUCKET_BYTES),
             output_layer=output_layer_name(model),
             rank=rank,
         )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -24,7 +22,6 @@ from actors.shared_wire import SharedWire, create, place_in_memory
 from actors.transfer_errors import BROADCAST_SHARE, BROKE_OFF, TransferBrokenError
 
 _POLL_S = 0.1
-_UNDER_WAY = 2
 _LEFT = "left"  # a key: the sender has closed the group
 
 
@@ -105,10 +102,9 @@ class GlooWire:
         return self._buffers.take(size)
 
     def send(self, buffer: Tensor) -> None:
-        """Begin to send a bucket that was filled; the one before has arrived when it returns."""
-        before, self._under_way = self._under_way, self._broadcast(buffer, self._deadline)
-        if before is not None:
-            before.wait(self._still_wanted)
+        """Begin to send a bucket that was filled; the one before has arrived then."""
+        self.flush()
+        self._under_way = self._broadcast(buffer, self._deadline)
 
     def flush(self) -> None:
         """Wait until all have all buckets."""
@@ -117,16 +113,14 @@ class GlooWire:
             self._under_way = None
 
     def receive(self, sizes: Sequence[int], buffers: Buffers, deadline: float) -> Iterator[Tensor]:
-        """Buckets of these sizes in bytes; the next ones come in while one is used."""
-        left = iter(sizes)
-        coming: deque[Broadcast] = deque()
-        for _ in sizes:
-            # The sender begins the next one at once only if there is room for it already.
-            for size in islice(left, _UNDER_WAY - len(coming)):
-                coming.append(self._broadcast(buffers.take(size), deadline))
-            buffer = coming.popleft().wait(self._check_sender)
-            for size in islice(left, 1):
-                coming.append(self._broadcast(buffers.take(size), deadline))
+        """Buckets of these sizes in bytes; the next one comes in while one is used."""
+        coming = self._broadcast(buffers.take(sizes[0]), deadline) if sizes else None
+        for index in range(len(sizes)):
+            assert coming is not None
+            buffer = coming.wait(self._check_sender)
+            coming = None
+            if index + 1 < len(sizes):
+                coming = self._broadcast(buffers.take(sizes[index + 1]), deadline)
             yield buffer
             del buffer
 

@@ -59,7 +59,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):
     master_port: int
     world_size: int
     timeout_s: float = 300.0
-    bucket_bytes: int = 2**26
+    bucket_bytes: int = 2**24
     output_layer: str = ""
     shared_memory: bool = True  # where all members are on one machine
 

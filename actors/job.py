@@ -21,7 +21,7 @@ from actors.stopping import StopOnSignal
 from real_ray.activity import Activity
 from real_ray.config import Config
 from real_ray.driver import Driver
-from real_ray.errors import LearnerLostError, RealRayError, RunError, first_error
+from real_ray.errors import LearnerLostError, RealRayError, RunError, UserError, first_error
 from real_ray.placement import Device, plan_placement
 from real_ray.report import last_words
 from real_ray.tracking import RunDirectory, Trackers
@@ -200,7 +200,9 @@ class Job:
                         await roles.learner.save(str(self.run.model))
                     return
                 except LearnerLostError as error:
-                    lost: RunError = error
+                    if stop.is_asked:  # what the learner had, the newest checkpoint has
+                        return
+                    lost: RealRayError = error
                 while True:
                     restarts.count(lost, reached=driver.policy_version)
                     checkpoint = newest_complete(self.run.path) or self.start.checkpoint
@@ -217,7 +219,7 @@ class Job:
                             checkpoint=checkpoint, policy_version=step
                         )
                         break
-                    except RunError as error:
+                    except (RunError, UserError) as error:
                         lost = error
                 trackers.event("learner healed", f"it goes on from step {step}")
         finally:

@@ -28,16 +28,21 @@ _FIRST_REPORT_S = 15.0  # an autoscaler reports every 5 s
 Versions = Mapping[str, str]  # of Python and the packages that are there
 
 
-def check_versions(*, timeout_s: float) -> None:
+def check_versions(*, timeout_s: float, only: str | None = None) -> None:
     """Check that all living nodes run the Python, Ray, torch and vLLM of this process.
 
     Args:
+        only: id of the one node to check.
         timeout_s: for the answers of all nodes, seconds.
 
     Raises:
         ResourceError: a node runs another version, or does not answer.
     """
-    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    names = {
+        node["NodeID"]: node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and only in (None, node["NodeID"])
+    }
     ask = ray.remote(installed_versions)
     asked = {
         ask.options(

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.generator import GeneratorActor
@@ -65,7 +70,8 @@ class RayGenerator:
         await placed(self._group, what=self.name, timeout_s=None, tell=self._tell)
         timeout_s = self._config.cluster.start_timeout_s
         if self._checks_versions:
-            await asyncio.to_thread(check_versions, timeout_s=timeout_s)
+            node = placement_group_table(self._group)["bundles_to_node_id"][0]
+            await asyncio.to_thread(check_versions, timeout_s=timeout_s, only=node)
         self.actor = (
             ray.remote(self._class)
             .options(
@@ -101,11 +107,17 @@ class RayGenerator:
         return result
 
     async def progress(self) -> GeneratorProgress:
-        answer: GeneratorProgress = await self._ask("progress")
+        # Whoever asks waits for `rollout.stall_s`, and knows whether that is too long now.
+        answer: GeneratorProgress = await self._ask(
+            "progress", timeout_s=2 * self._config.rollout.stall_s
+        )
         return answer
 
     async def pause(self) -> None:
-        await self._ask("pause")
+        rollout, sync = self._config.rollout, self._config.sync
+        # Without updates in flight it waits for what runs.
+        drains_s = 0.0 if rollout.in_flight_updates else rollout.timeout_s
+        await self._ask("pause", timeout_s=sync.timeout_s + drains_s)
 
     async def resume(self) -> None:
         await self._ask("resume")
@@ -127,8 +139,8 @@ class RayGenerator:
         if self._group is not None:
             remove_placement_group(self._group)
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        timeout_s = self._config.sync.timeout_s
+    async def _ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = timeout_s or self._config.sync.timeout_s
         late = SyncError(
             f"{self.name} did not answer '{method}' within {timeout_s:g} s (sync.timeout_s)",
             (self.name,),

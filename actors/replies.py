@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from real_ray.errors import ActorDiedError, RealRayError, first_error
+from real_ray.errors import ActorDiedError, GroupLostError, RealRayError, first_error
 
 
 async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> Any:
@@ -21,20 +21,24 @@ async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> 
     Raises:
         RealRayError: as the actor raised it.
         ActorDiedError: the actor's process is gone.
+        GroupLostError: an argument of the call is gone, with the node that held it.
     """
     try:
         return await asyncio.wait_for(ref, timeout_s)
     except TimeoutError:
         raise late from None
+    except ObjectLostError as error:
+        raise GroupLostError(f"{who}: {_first_line(error)}") from error
     except RayTaskError as error:
+        if isinstance(error.cause, ObjectLostError):
+            raise GroupLostError(f"{who}: {_first_line(error.cause)}") from error
         if isinstance(error.cause, RealRayError):
             raise error.cause from error
         raise ActorDiedError(
             f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         ) from error
     except RayActorError as error:
-        reason = str(error).strip().splitlines()
-        raise ActorDiedError(f"{who} has died: {reason[0] if reason else error!r}") from error
+        raise ActorDiedError(f"{who} has died: {_first_line(error)}") from error
 
 
 async def replies(
@@ -50,3 +54,8 @@ async def replies(
     except* RealRayError as errors:
         raise first_error(errors) from errors
     return [wait.result() for wait in waits]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from real_ray.errors import LearnerLostError, RunError
+from real_ray.errors import LearnerLostError, RealRayError
 
 
 class Restarts:
@@ -17,7 +17,7 @@ class Restarts:
         self.in_a_row = 0
         self._furthest = -1  # step
 
-    def count(self, error: RunError, *, reached: int) -> None:
+    def count(self, error: RealRayError, *, reached: int) -> None:
         """Count a loss.
 
         Args:

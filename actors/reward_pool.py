@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ray
+
 from actors.killing import kill
 from actors.replies import reply
 from real_ray.activity import Activity
@@ -21,6 +23,10 @@ class RayRewardPool:
     One that dies is replaced, and so is one that still computes when its time is over or its caller
     was cancelled: when it gets its next group, so that none is started for nobody. A group that is
     tried again goes to another worker, if there are several.
+
+    Args:
+        keeps_copies: keep scored groups in Ray's store on this machine too, so that they do not go
+            with the node of their worker.
     """
 
     def __init__(
@@ -32,12 +38,14 @@ class RayRewardPool:
         timeout_s: float,
         activity: Activity,
         tracker: Tracker,
+        keeps_copies: bool = False,
     ) -> None:
         self._start_worker = start_worker
         self._function = function
         self.timeout_s = timeout_s
         self._activity = activity
         self._tracker = tracker
+        self._keeps_copies = keeps_copies
         self._lost_at: dict[int, float] = {}  # by worker
         self.workers: list[Any] = [start_worker(index) for index in range(num_workers)]
         self._idle: asyncio.Queue[int] = asyncio.Queue()
@@ -78,6 +86,8 @@ class RayRewardPool:
             if error is late:
                 self._lose(index, str(error))
             raise
+        if self._keeps_copies:
+            await asyncio.to_thread(ray.wait, [scored], timeout=self.timeout_s)
         if index in self._lost_at:
             seconds_lost = time.monotonic() - self._lost_at.pop(index)
             self._tracker.event(
@@ -97,4 +107,7 @@ class RayRewardPool:
 
     def _tell(self) -> None:
         num_busy = len(self.workers) - self._idle.qsize()
-        self._activity.set("rewards", f"{num_busy} of {len(self.workers)} workers score")
+        if num_busy:
+            self._activity.set("rewards", f"{num_busy} of {len(self.workers)} workers score")
+        else:
+            self._activity.remove("rewards")

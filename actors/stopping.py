@@ -34,6 +34,11 @@ class StopOnSignal:
         asyncio.run(self._run(work))
         return self._stopped_by
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the run is to end."""
+        return self._stopped_by is not None
+
     @contextmanager
     def of(self, driver: Driver) -> Iterator[None]:
         """While this driver runs, it saves a checkpoint before it ends."""

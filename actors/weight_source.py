@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,22 @@ class DeepSpeedWeightSource(WeightSource):
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._copies = copies
+        self._begun: Iterator[tuple[str, torch.Tensor]] | None = None
+
+    @contextmanager
+    def gathering_to_the_end(self) -> Iterator[None]:
+        """Gather all that the block has not, also if it fails: once for each sync on each rank.
+
+        Under ZeRO-3 the other ranks gather all, whatever happens to the one that sends; without
+        it they would wait until the process group gives up.
+        """
+        self._begun = None
+        try:
+            yield
+        finally:
+            for _ in iter(self) if self._begun is None else self._begun:
+                pass
+            self._begun = None
 
     def metadata(self) -> list[ParamMeta]:
         return [
@@ -54,9 +71,10 @@ class DeepSpeedWeightSource(WeightSource):
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_parameters(
+        self._begun = full_parameters(
             self._model, self._dtype, bucket_bytes=self._bucket_bytes, copies=self._copies
         )
+        return self._begun
 
 
 class ReplicatedWeightSource(DeepSpeedWeightSource, M2NWeightSource):

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from arguments import at_least, seconds
 from report import Report
 from rich.console import Console
 
-KINDS = {  # of process, by the start of its command line, and the part of the run that it belongs to
+KINDS = {  # by the start of the command line: what it is, and the part of the run it belongs to
     "ray::GeneratorActor": ("generator actor", "generator"),
     "VLLM::EngineCore": ("engine", "generator"),
     "ray::LearnerActor": ("learner rank", "learner"),
@@ -55,7 +55,10 @@ def main() -> None:
         with _started(Path(directory), options) as process:
             run = Path(directory) / "runs" / "chaos"
             faults = list(_faults(process, run, options))
-            code = process.wait(options.timeout)
+            try:
+                code = process.wait(options.timeout)
+            except subprocess.TimeoutExpired:
+                code = None
         left = _left_behind()
         report = _summary(faults, _rows(run / "events.jsonl"))
         problems = _problems(run, code=code, left=left, options=options)
@@ -205,9 +208,9 @@ def _processes(kind: str) -> list[psutil.Process]:
     found = []
     for process in _marked():
         try:
-            if " ".join(process.cmdline()).startswith(kind):
-                if process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                    found.append(process)
+            can_be_hit = process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+            if can_be_hit and " ".join(process.cmdline()).startswith(kind):
+                found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
@@ -224,9 +227,11 @@ def _marked() -> Iterator[psutil.Process]:
 
 def _left_behind() -> list[str]:
     _, alive = psutil.wait_procs(list(_marked()), timeout=_GONE_S)
-    names = [" ".join(process.cmdline()[:3]) for process in alive]
+    names = []
     for process in alive:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            names.append(" ".join(process.cmdline()[:3]))
+            process.kill()
     return names
 
 
@@ -234,7 +239,7 @@ def _summary(faults: list[Fault], events: list[dict[str, Any]]) -> Report:
     """Faults of each kind, how many of them were noticed and healed, and how long that took."""
     healings = [_healed_at(fault, events) for fault in faults]
     rows: list[Any] = []
-    for process, part in dict.fromkeys((f.process, f.part) for f in faults):
+    for process in dict.fromkeys(fault.process for fault in faults):
         for name in SIGNALS:
             times = [
                 None if healed is None else healed - fault.time
@@ -275,9 +280,11 @@ def _healed_at(fault: Fault, events: list[dict[str, Any]]) -> float | None:
     return None
 
 
-def _problems(run: Path, *, code: int, left: list[str], options: argparse.Namespace) -> list[str]:
+def _problems(run: Path, *, code: int | None, left: list[str], options: argparse.Namespace) -> list[str]:
     found = []
-    if code:
+    if code is None:
+        found.append(f"the run had not ended {options.timeout:g} s after the last fault")
+    elif code:
         found.append(f"the run ended with exit code {code}")
     steps = _rows(run / "metrics.jsonl")
     if [row["step"] for row in steps] != list(range(1, options.steps + 1)):

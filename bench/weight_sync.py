@@ -226,7 +226,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo's)")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="of each (default: 5)")
-    parser.add_argument("--bucket-mib", type=at_least(1), default=64, help="(default: 64)")
+    parser.add_argument("--bucket-mib", type=at_least(1), default=16, help="(default: 16)")
     parser.add_argument(
         "--receivers", type=at_least(1), nargs="+", default=[1, 2, 4], help="(default: 1 2 4)"
     )

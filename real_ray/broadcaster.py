@@ -238,9 +238,9 @@ class Broadcaster:
 @contextmanager
 def _in_sync(members: Sequence[Member]) -> Iterator[None]:
     for member in members:
-        member.in_sync = True
+        member.settled.clear()
     try:
         yield
     finally:
         for member in members:
-            member.in_sync = False
+            member.settled.set()

@@ -111,6 +111,10 @@ class GroupBuffer:
         """The group has been sampled and goes to the reward workers."""
         self._move(uid, GroupState.GENERATING, GroupState.SCORING)
 
+    def lost(self, uid: str) -> None:
+        """Its completions are gone before they were scored: it is sampled again."""
+        self._move(uid, GroupState.SCORING, GroupState.GENERATING)
+
     def push(self, group: RolloutTicket) -> list[RolloutTicket]:
         """The group has been scored and can be trained on.
 

@@ -45,7 +45,7 @@ _ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: done; 1: the run failed; 2: bad input, nothing was started; 130: interrupted.
+    0: done; 1: the run failed; 2: bad input; 128 + the number of the signal that stopped it.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = [word for word in words if word != "--debug"]
@@ -253,7 +253,7 @@ def scale(
     def command() -> int:
         from real_ray.report.scale import scale_run
 
-        print(scale_run(run, generators))
+        typer.echo(scale_run(run, generators))
         return 0
 
     raise typer.Exit(exit_code(command, debug=context.obj))

@@ -91,7 +91,7 @@ class Driver:
         self._tracker = tracker
         self._rollouts = Rollouts(config, roles=roles, tracker=tracker)
         self._evaluator = Evaluator(config, evaluation, rollouts=self._rollouts, tracker=tracker)
-        self._policy_version = resume.policy_version if resume else 0
+        self.policy_version = resume.policy_version if resume else 0  # of the last step
         self._ledger = Ledger(resume.ledger if resume else None)
         self._cursor = PromptCursor(
             train,
@@ -109,7 +109,7 @@ class Driver:
         self._buffer = GroupBuffer(
             num_slots=config.num_slots,
             groups_per_step=groups_per_step,
-            num_groups=max(0, config.num_steps - self._policy_version) * groups_per_step,
+            num_groups=max(0, config.num_steps - self.policy_version) * groups_per_step,
             num_generations=config.rollout.num_generations,
             max_staleness=config.rollout.max_staleness,
             keeps=self._teaches if config.rollout.dynamic_sampling else None,
@@ -148,14 +148,14 @@ class Driver:
         """
         try:
             # Also proves, before anything is sampled, that weights reach the generators.
-            await self._roles.broadcaster.broadcast(policy_version=self._policy_version)
+            await self._roles.broadcaster.broadcast(policy_version=self.policy_version)
             async with asyncio.TaskGroup() as tasks:
                 watching = [
                     tasks.create_task(self._roles.broadcaster.bring_in(), name="newcomers"),
                     tasks.create_task(self._watch_generators(), name="generators"),
                 ]
-                if self._evaluator.is_due(self._policy_version) and self._stop is None:
-                    self._evaluator.start(self._policy_version, tasks)
+                if self._evaluator.is_due(self.policy_version) and self._stop is None:
+                    self._evaluator.start(self.policy_version, tasks)
                 admission = tasks.create_task(self._admit_groups(tasks), name="admission")
                 is_finished = await self._train_steps(tasks)
                 admission.cancel()
@@ -168,11 +168,6 @@ class Driver:
         if not is_finished and self._stop is not None and self._stop.error is not None:
             raise self._stop.error
         return is_finished
-
-    @property
-    def policy_version(self) -> int:
-        """Of the last finished step."""
-        return self._policy_version
 
     def stop(self, *, grace_s: float, error: RunError | None = None) -> None:
         """End after the step under way, with a checkpoint.
@@ -195,8 +190,7 @@ class Driver:
                 self._account(self._buffer.restore(saved.group, accepted=saved.accepted))
             else:
                 self._buffer.admit(draw.prompt.uid)
-                name = f"roll out {draw.prompt.uid}"
-                task = tasks.create_task(self._roll_out(draw), name=name)
+                task = tasks.create_task(self._roll_out(draw), name=f"roll out {draw.prompt.uid}")
                 self._rolling_out.add(task)
                 task.add_done_callback(self._rolling_out.discard)
             self._tell_of_the_pipeline()
@@ -219,7 +213,7 @@ class Driver:
                 task.cancel()
             await asyncio.wait(rolling_out)
         self._check_ledger()
-        if self._policy_version not in (0, self._saved_version):
+        if self.policy_version not in (0, self._saved_version):
             await self._save_checkpoint()
 
     async def _roll_out(self, draw: Draw) -> None:
@@ -232,9 +226,12 @@ class Driver:
         )
         try:
             async with asyncio.timeout(late_s if evicts else None) as deadline:
-                sampled = await self._rollouts.sample(draw.prompt, self._sampling)
-                self._buffer.generated(uid)
-                group = await self._rollouts.score(sampled)
+                group = await self._rollouts.sample_and_score(
+                    draw.prompt,
+                    self._sampling,
+                    on_sampled=self._buffer.generated,
+                    on_lost=self._buffer.lost,
+                )
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -267,7 +264,7 @@ class Driver:
     def _next_step(self) -> int:
         """The step that the next group which is admitted will be trained on in."""
         waiting = sum(self._buffer.counts().values())
-        return self._policy_version + waiting // self._config.learner.prompts_per_step + 1
+        return self.policy_version + waiting // self._config.learner.prompts_per_step + 1
 
     def _account(self, filtered: Sequence[RolloutTicket]) -> None:
         for group in filtered:
@@ -277,11 +274,11 @@ class Driver:
         """False: there would have been more of them."""
         clock = asyncio.get_running_loop().time
         ended = clock()
-        for step in range(self._policy_version + 1, self._config.num_steps + 1):
+        for step in range(self.policy_version + 1, self._config.num_steps + 1):
             times = StepTimes(began=ended, saved=clock())
             self._activity.set("driver", f"waits for the groups of step {step}")
             batch = await self._buffer.take(
-                policy_version=self._policy_version, drop_last=self._config.data.drop_last
+                policy_version=self.policy_version, drop_last=self._config.data.drop_last
             )
             if not batch:
                 if self._stop is not None:
@@ -306,7 +303,7 @@ class Driver:
                 step_metrics(
                     step=step,
                     batch=batch,
-                    trained_version=self._policy_version,
+                    trained_version=self.policy_version,
                     result=result,
                     sync=sync,
                     ready=self._buffer.counts()[GroupState.READY],
@@ -315,7 +312,7 @@ class Driver:
                 ),
                 result.samples,
             )
-            self._policy_version = step
+            self.policy_version = step
             self._check_ledger()
             if self._evaluator.is_due(step) and self._stop is None:
                 self._evaluator.start(step, tasks)
@@ -325,7 +322,7 @@ class Driver:
         self._activity.set("driver", "waits for the last evaluation")
         await self._evaluator.finish()
         if self._config.eval.at_end and self._stop is None:
-            self._evaluator.start(self._policy_version, tasks)
+            self._evaluator.start(self.policy_version, tasks)
             await self._evaluator.finish()
         self._check_ledger()
         return True
@@ -346,7 +343,7 @@ class Driver:
                 "training": counts[GroupState.TRAINING],
                 "in flight": counts[GroupState.GENERATING] + counts[GroupState.SCORING],
             },
-            policy_version=self._policy_version,
+            policy_version=self.policy_version,
         )
 
     def _tell_of_the_pipeline(self) -> None:
@@ -373,7 +370,7 @@ class Driver:
         left = self._buffer.counts()[GroupState.READY]
         self._tracker.event(
             "end of the data",
-            f"after step {self._policy_version} of at most {self._config.num_steps}"
+            f"after step {self.policy_version} of at most {self._config.num_steps}"
             + (f"; {left} groups do not fill a step (data.drop_last)" if left else ""),
         )
 
@@ -381,15 +378,15 @@ class Driver:
         return is_two_sided(group, self._config.loss)
 
     async def _save_checkpoint(self) -> None:
-        directory = str(self._config.run.checkpoint(self._policy_version))
-        self._activity.set("driver", f"waits for the checkpoint of step {self._policy_version}")
+        directory = str(self._config.run.checkpoint(self.policy_version))
+        self._activity.set("driver", f"waits for the checkpoint of step {self.policy_version}")
         await self._roles.learner.save_checkpoint(directory, self._state())
-        self._saved_version = self._policy_version
+        self._saved_version = self.policy_version
         self._tracker.event("checkpoint saved", directory)
 
     def _state(self) -> DriverState:
         return DriverState(
-            policy_version=self._policy_version,
+            policy_version=self.policy_version,
             prompts=self._fingerprint,
             prompts_per_step=self._config.learner.prompts_per_step,
             sampling=self._sampling,

@@ -45,6 +45,10 @@ class GenerationError(RunError):
     """A generator could not produce a usable group."""
 
 
+class GroupLostError(GenerationError):
+    """The completions of a group have gone with the machine that held them."""
+
+
 class RewardError(RunError):
     """A reward function raised, or returned something that is not one finite number a member."""
 

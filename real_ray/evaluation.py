@@ -77,8 +77,7 @@ class Evaluator:
     async def _reward(self, prompt: Prompt) -> float | None:
         """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""
         try:
-            sampled = await self._rollouts.sample(prompt, self._sampling)
-            scored = await self._rollouts.score(sampled)
+            scored = await self._rollouts.sample_and_score(prompt, self._sampling)
         except (GenerationError, RewardError) as error:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
                 raise

@@ -71,9 +71,13 @@ class HealingPool:
         member.num_running += sampling.n
         answer = asyncio.ensure_future(member.generator.generate(prompt, sampling))
         try:
-            ends: set[asyncio.Future[Any]] = {answer, member.end, member.interruption}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            lost: set[asyncio.Future[Any]] = {member.end, member.interruption}
+            await asyncio.wait(lost | {answer}, return_when=asyncio.FIRST_COMPLETED)
+            # Tokens of weights that turn out to be wrong are not trained on.
+            settled = asyncio.ensure_future(member.settled.wait())
+            await asyncio.wait(lost | {settled}, return_when=asyncio.FIRST_COMPLETED)
+            settled.cancel()
+            if not answer.done() or any(future.done() for future in lost):
                 reason = member.end.exception() if member.end.done() else "it has wrong weights"
                 raise GenerationError(f"group {prompt.uid}: {member.name} was lost: {reason}")
             ticket = answer.result()
@@ -120,7 +124,7 @@ class HealingPool:
         self._tell()
 
     def interrupt(self, member: Member) -> None:
-        """It has wrong weights: its groups are tried again elsewhere, and it waits for right ones."""
+        """It has wrong weights: its groups are tried again elsewhere until it has right ones."""
         member.interruption.set_result(None)
         member.interruption = asyncio.get_running_loop().create_future()
         if member.state is MemberState.READY:
@@ -187,6 +191,7 @@ class HealingPool:
         return {
             "wanted": sum(not slot.is_leaving for slot in self._slots.values()),
             **{state.value: states[state] for state in MemberState},
+            "lost": sum(slot.member is None for slot in self._slots.values()),
         }
 
     # How a slot keeps its generator.

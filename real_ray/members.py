@@ -24,7 +24,8 @@ class Member:
         loop = asyncio.get_running_loop()
         self.generator = generator
         self.state = MemberState.STARTING
-        self.in_sync = False  # its engine may do nothing now, and is not stalled
+        self.settled = asyncio.Event()  # its weights are known to be right, as far as they can be
+        self.settled.set()
         self.num_running = 0  # completions
         self.num_groups = 0  # finished
         self.end: asyncio.Future[None] = loop.create_future()
@@ -33,6 +34,11 @@ class Member:
     @property
     def name(self) -> str:
         return self.generator.name
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether its weights are changed or verified: it may stand still and is not stalled."""
+        return not self.settled.is_set()
 
     @property
     def is_up(self) -> bool:

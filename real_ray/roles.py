@@ -53,6 +53,7 @@ class RewardPool(Protocol):
 
         Raises:
             RewardError: naming the reward function, the uid and the member.
+            GroupLostError: its completions are gone; they can be sampled again.
         """
         ...
 

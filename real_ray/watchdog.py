@@ -66,10 +66,11 @@ class Watchdog:
 
     def _blame(self, quiet_s: float) -> str:
         rows = self._activity.rows()
+        # What the driver waits for is what the run waits for.
+        stuck = next((row for row in rows if row.part == "driver"), rows[0] if rows else None)
         longest = (
-            f"{rows[0].part} is without progress the longest, for {rows[0].seconds:.0f} s: "
-            f"{rows[0].state}"
-            if rows
+            f"{stuck.part}, for {stuck.seconds:.0f} s: {stuck.state}"
+            if stuck
             else "no part has anything to do"
         )
         return (

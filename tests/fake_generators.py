@@ -66,7 +66,7 @@ class FakeGenerator:
     async def _token(self) -> None:
         await asyncio.sleep(1)
         while self.hangs or self.is_paused:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # noqa: ASYNC110 - of virtual time
         self.tokens += 1
 
     async def progress(self) -> GeneratorProgress:

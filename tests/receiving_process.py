@@ -74,6 +74,28 @@ class Receiver:
         return self._version, self._engine.checksums, self._engine.problems
 
 
+class OwnReceiver(Receiver):
+    """vLLM's weight-sync client for a receiver in the process of the sender.
+
+    Args:
+        fails_at: name of a tensor that is refused, or "start", or empty.
+    """
+
+    policy_version = 1
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__()
+        self.fail_at(fails_at)
+
+    def start_weight_update(self) -> None:
+        super().start_weight_update()
+        if self._model.fault[0] == "start":
+            self._model.fault[1]()
+
+    def finish_weight_update(self, version: int = 1) -> None:
+        super().finish_weight_update(version)
+
+
 class _Model(nn.Module):
     fault: tuple[str, Any] = ("", None)
 
@@ -102,6 +124,6 @@ def serve(listener: socket) -> None:
                 return
             try:
                 answer = getattr(receiver, method)(*arguments)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer = error
             connection.send(answer)

@@ -19,12 +19,17 @@ class SyncConfig(Section):
         64,
         ge=1,
         description="Memory that tensors are packed into for one broadcast, MiB; learner and "
-        "generators have two or three at a time. A larger tensor goes alone.",
+        "generators have two or three at a time. A larger tensor goes alone. gloo takes "
+        "no more than 16.",
     )
     port: int = Field(
         0, ge=0, le=65535, description="Port of the transfer's rendezvous; 0: a free one."
     )
-    timeout_s: float = Field(300.0, gt=0, description="Longest weight sync, seconds.")
+    timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest call of a weight sync (pause, transfer, resume, probe), seconds.",
+    )
     probe: bool = Field(
         True,
         description="After each sync compare log-probs of a fixed sequence with the learner's.",

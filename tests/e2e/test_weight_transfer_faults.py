@@ -136,7 +136,9 @@ def generators(pool: Pool) -> Iterator[dict[str, Any]]:
     for name in sorted({"generator-3", "generator-7"} - pool.started.keys()):
         pool.start(name)
     generators = {name: pool.started[name] for name in ("generator-3", "generator-7")}
-    pids = dict(zip(generators, ray.get([g.pid.remote() for g in generators.values()])))
+    pids = dict(
+        zip(generators, ray.get([g.pid.remote() for g in generators.values()]), strict=True)
+    )
     yield generators
     for name, pid in pids.items():
         if not is_running(pid):
@@ -162,6 +164,7 @@ def test_a_receiver_that_dies_or_hangs_is_named_and_the_other_goes_on(
     rank: Rank,
     pool: Pool,
     generators: dict[str, Any],
+    *,
     victim: str,
     number: signal.Signals,
     shared_memory: bool,

@@ -1,4 +1,4 @@
-"""A learner's step besides its gradient: schedule, skipped steps, records, checkpoints."""
+"""A learner besides its gradient: schedule, skipped steps, records, checkpoints, syncs."""
 
 from __future__ import annotations
 
@@ -198,3 +198,28 @@ def test_a_checkpoint_keeps_the_driver_state_and_its_buffered_groups(
     file.unlink()
     with pytest.raises(CheckpointError, match=r"driver\.json cannot be read: .* Use an earlier"):
         restore(tmp_path / "step_000001")
+
+
+def test_two_ranks_gather_a_sync_in_one_order_bucket_by_bucket(
+    learners: dict[int, LearnerRanks], tmp_path: Path
+) -> None:
+    """Also when the rank that sends fails: the other one would wait for it in a gather."""
+    two, bucket_bytes = learners[2], 2**15
+    file = tmp_path / "deepspeed.json"  # by default DeepSpeed leaves small parameters whole
+    file.write_text('{"zero_optimization": {"stage3_param_persistence_threshold": 0}}')
+    two.configure(zero_stage=2)
+    expected, _ = two.call("gathered", bucket_bytes)
+    two.configure(zero_stage=3, deepspeed=str(file))
+    for rank in two.call("gathered", bucket_bytes):
+        assert list(rank.shapes.items()) == list(expected.shapes.items())
+        assert rank.checksums == expected.checksums
+        largest = max(4 * math.prod(shape) for shape in expected.shapes.values())
+        assert largest <= rank.most_bytes <= max(largest, bucket_bytes)
+    middle = list(expected.shapes)[len(expected.shapes) // 2]
+    for fails_at in ("", middle, "start", ""):
+        sender, other = two.call("sync_with_itself", bucket_bytes, fails_at)
+        if fails_at:
+            assert "refused on purpose" in sender
+        else:
+            assert sender == expected.checksums
+        assert other == {}, "it sends nothing, and did not fail"

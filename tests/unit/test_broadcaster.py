@@ -1,4 +1,4 @@
-"""Weight syncs that go wrong in every way that is known: in virtual time, with numbers as models."""
+"""Weight syncs that go wrong in every way that is known: in virtual time, numbers as models."""
 
 from __future__ import annotations
 

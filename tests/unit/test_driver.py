@@ -21,6 +21,7 @@ from fakes import (
 from real_ray.checkpoint import DriverState
 from real_ray.errors import (
     GenerationError,
+    GroupLostError,
     LearnerError,
     RewardError,
     RunError,
@@ -272,3 +273,27 @@ async def test_generators_that_miss_a_sync_are_noticed() -> None:
             learner=learner,
             broadcaster=LazyBroadcaster(world, learner),
         )
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(1, "trained"), (3, "failed")])
+async def test_a_group_whose_completions_are_lost_is_sampled_again(times: int, outcome: str) -> None:
+    world = World()
+    lost: list[str] = []
+
+    class Rewards(FakeRewards):
+        async def score(self, group: SampledTicket) -> RolloutTicket:
+            if group.uid == "p:4@0" and len(lost) < times:
+                lost.append(group.uid)
+                raise GroupLostError("reward-0: owner of the object has died")
+            return await super().score(group)
+
+    generators = FakeGenerators(world)
+    config = make_config(data={"shuffle": False})
+    tracker = await run(config, world, rewards=Rewards(world), generators=generators)
+    assert generators.attempts["p:4@0"] == min(times + 1, 3)
+    trained = [uid for batch in world.batches for uid in batch]
+    assert ("p:4@0" in trained) is (outcome == "trained")
+    assert tracker.ledgers[-1][outcome] == (12 if outcome == "trained" else 1)
+    assert ("generation failed", "reward-0: owner of the object has died; it is sampled again") in (
+        tracker.events
+    )

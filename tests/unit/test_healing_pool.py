@@ -136,11 +136,11 @@ def test_an_engine_that_is_busy_with_a_weight_sync_is_not_taken_for_a_hung_one(
             group = asyncio.create_task(generators.pool.generate(PROMPT, SAMPLING))
             await asyncio.sleep(1.5)
             (member,) = generators.pool.members()
-            member.in_sync = True
+            member.settled.clear()
             generators.made[0].hangs, generators.made[0].is_deaf = True, is_deaf
             await asyncio.sleep(100)
             generators.made[0].hangs = generators.made[0].is_deaf = False
-            member.in_sync = False
+            member.settled.set()
             assert (await group).generator == "generator-0"
             assert len(generators.made) == 1
 
@@ -283,6 +283,7 @@ def test_a_run_begins_with_min_generators_and_fills_up_to_max() -> None:
                 "waiting for weights": 0,
                 "ready": 1,
                 "leaving": 0,
+                "lost": 0,
             }
             await asyncio.sleep(1000)
             assert sorted(await generators.generate(4)) == [f"generator-{i}" for i in range(4)]

@@ -116,7 +116,7 @@ def test_abort_tells_and_names_who_waits_longest() -> None:
     assert isinstance(error, RunError)
     assert str(error) == (
         "the run made no progress for 10 s and was ended (run.watchdog: abort, run.watchdog_s 10); "
-        "sync is without progress the longest, for 15 s: waits for generator-1. Raise "
+        "sync, for 15 s: waits for generator-1. Raise "
         "run.watchdog_s if this can be slow, or set run.watchdog: warn to wait on"
     )
     assert told == [15]

@@ -60,7 +60,7 @@ def test_gloo() -> None:
         1234,
         7,
         timeout_s=5.0,
-        bucket_bytes=2**26,
+        bucket_bytes=2**24,
         output_layer="embed.weight",
         rank=0,
     )
