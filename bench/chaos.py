@@ -280,7 +280,9 @@ def _healed_at(fault: Fault, events: list[dict[str, Any]]) -> float | None:
     return None
 
 
-def _problems(run: Path, *, code: int | None, left: list[str], options: argparse.Namespace) -> list[str]:
+def _problems(
+    run: Path, *, code: int | None, left: list[str], options: argparse.Namespace
+) -> list[str]:
     found = []
     if code is None:
         found.append(f"the run had not ended {options.timeout:g} s after the last fault")

@@ -65,8 +65,8 @@ class FakeGenerator:
 
     async def _token(self) -> None:
         await asyncio.sleep(1)
-        while self.hangs or self.is_paused:
-            await asyncio.sleep(1)  # noqa: ASYNC110 - of virtual time
+        while self.hangs or self.is_paused:  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(1)
         self.tokens += 1
 
     async def progress(self) -> GeneratorProgress:

@@ -86,7 +86,7 @@ async def test_completions_that_went_with_their_node_are_no_fault_of_the_reward_
     ray.wait([group], fetch_local=False)
     worker = pool.workers[0]
     cluster.remove_node(node, allow_graceful=False)
-    with pytest.raises(GroupLostError, match="^reward-0: "):
+    with pytest.raises(GroupLostError, match=r"^reward-0: "):
         await pool.score(dataclasses.replace(sampled_ticket("a"), ref=group))
     ticket = dataclasses.replace(sampled_ticket("b"), ref=ray.put(np.zeros(2)))
     assert (await pool.score(ticket)).rewards == (1.0, 0.0)

@@ -276,7 +276,9 @@ async def test_generators_that_miss_a_sync_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(1, "trained"), (3, "failed")])
-async def test_a_group_whose_completions_are_lost_is_sampled_again(times: int, outcome: str) -> None:
+async def test_a_group_whose_completions_are_lost_is_sampled_again(
+    times: int, outcome: str
+) -> None:
     world = World()
     lost: list[str] = []
 

@@ -38,8 +38,8 @@ class Gate:
 
 async def until(condition) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)  # noqa: ASYNC110 - the fakes have no events
+        while not condition():  # noqa: ASYNC110 - the fakes have no events
+            await asyncio.sleep(0)
 
 
 CONFIG = make_config(run={"num_steps": 6}, data={"shuffle": False}, checkpoint={"save_steps": None})
