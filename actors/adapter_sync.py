@@ -8,10 +8,10 @@ import time
 import torch
 from torch import nn
 
-from actors.buckets import checksum
+from actors.buckets import checksum, split
 from actors.protocol import AdapterUpdate
 from actors.sync import GeneratorClient
-from actors.weight_source import full_shape, gathered
+from actors.weight_source import BUCKET_BYTES, full_shape, gathered
 from real_ray.policy.lora import adapter_files, adapter_parameters
 from real_ray.weights import SentWeights
 
@@ -49,10 +49,13 @@ class AdapterSender:
         """
         began = time.monotonic()
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in adapter_parameters(self._model).items():
-            with gathered([parameter]):
+        parameters = list(adapter_parameters(self._model).items())
+        sizes = [self._dtype.itemsize * math.prod(full_shape(p)) for _, p in parameters]
+        for part in split(sizes, BUCKET_BYTES):  # each gathering waits for all ranks
+            with gathered([parameter for _, parameter in parameters[part]]):
                 if self._is_sender:
-                    tensors[name] = parameter.detach().to("cpu", self._dtype, copy=True)
+                    for name, parameter in parameters[part]:
+                        tensors[name] = parameter.detach().to("cpu", self._dtype, copy=True)
         gather = time.monotonic() - began
         if self._is_sender:
             self._client.load_adapter(

@@ -120,6 +120,7 @@ def _started(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
                 "TMPDIR": str(scratch),
                 "VLLM_HOST_IP": LOOPBACK,
                 "GLOO_SOCKET_IFNAME": "lo",
+                "NCCL_SOCKET_IFNAME": "lo",
             },
         )
     finally:

@@ -22,11 +22,19 @@ class EngineWeights:
 
     Args:
         call: calls a method of the engine by its name; ActorDiedError where the engine is gone.
+        engine_checksums: let vLLM make one of all weights where a sync leaves no others.
     """
 
-    def __init__(self, call: Callable[..., Coroutine[Any, Any, Any]], *, name: str) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Coroutine[Any, Any, Any]],
+        *,
+        name: str,
+        engine_checksums: bool,
+    ) -> None:
         self._call = call
         self._name = name
+        self._engine_checksums = engine_checksums
         self._num_tensors = 0  # of the last update
         self._update_under_way = False
         self._broke_off = False  # the last update did
@@ -121,7 +129,9 @@ class EngineWeights:
             num_tensors=self._num_tensors,
             checksums=checksums,
             # vLLM reads all weights for it, so it is for back ends that have nothing better.
-            engine_checksum="" if checksums else await self._engine_checksum(),
+            engine_checksum=await self._engine_checksum()
+            if self._engine_checksums and not checksums
+            else "",
             problems=tuple(problems),
         )
 

@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import Cluster
@@ -20,7 +25,7 @@ from actors.killing import kill
 from actors.learner import LearnerActor
 from actors.learner_group import RayLearnerGroup
 from actors.node import LOOPBACK, free_port
-from actors.preflight import placed
+from actors.preflight import check_versions, placed
 from actors.protocol import EngineSpec, LearnerSpec, SyncRendezvous
 from actors.ray_generator import RayGenerator
 from actors.replies import replies, reply
@@ -193,6 +198,10 @@ class Fleet:
             timeout_s=timeout_s,
             tell=partial(self._tell_of_waiting, "learner"),
         )
+        if not self._cluster.is_local:
+            nodes = placement_group_table(self._learner_group)["bundles_to_node_id"].values()
+            for node in set(nodes):  # which may have joined since the run began
+                await asyncio.to_thread(check_versions, timeout_s=timeout_s, only=node)
         self._learners = [
             ray.remote(LearnerActor)
             .options(
@@ -224,6 +233,7 @@ class Fleet:
             self._learners,
             config=config.learner,
             loss=config.loss,
+            sync_timeout_s=config.sync.timeout_s,
             rendezvous=self._rendezvous,
             policy_version=policy_version,
             save_total_limit=config.checkpoint.save_total_limit,
@@ -335,6 +345,7 @@ class Fleet:
             in_flight_updates=rollout.in_flight_updates,
             recompute_kv=rollout.recompute_kv,
             sync_backend=self._sync_backend,
+            engine_checksums=config.sync.engine_checksums,
             max_lora_rank=learner.lora_rank if learner.lora_sync == "adapter" else 0,
             lora_target_modules=tuple(learner.lora_target_modules),
         )

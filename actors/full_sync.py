@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
+from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
 from vllm.distributed.weight_transfer.m2n_trainer import M2NTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from actors.gloo_sender import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
 from actors.protocol import SyncRendezvous
 from actors.sync import GeneratorClient
+from actors.transfer_errors import BROKE_OFF, TransferBrokenError
 from actors.weight_source import (
     DeepSpeedWeightSource,
     ReplicatedWeightSource,
@@ -26,6 +31,7 @@ from real_ray.errors import ResourceError, SyncError
 from real_ray.weights import SentWeights
 
 _GLOO_BUCKET_BYTES = 2**24  # caches hold it, and little waits for the first and the last one
+_POLL_S = 0.1  # between looks at whether a generator has failed
 
 
 class FullSender:
@@ -57,17 +63,23 @@ class FullSender:
         self._engine: Any = None
         info, source = plan(model, dtype, rendezvous, rank=rank)
         self._source = source
+        self._timeout_s = rendezvous.timeout_s
+        self._on_gpu = next(model.parameters()).device.type == "cuda"
+        # vLLM's m2n cannot be interrupted: before its group is destroyed it waits for the GPU.
+        watches = rendezvous.backend == "nccl" and rank == 0
+        self._stoppable = StoppableSource(source) if watches else None
         metadata = source.metadata()
         self.num_tensors = len(metadata)
         self.num_bytes = sum(meta.dtype.itemsize * math.prod(meta.shape) for meta in metadata)
+        client.reset()
         try:
             self._engine = WeightTransferTrainerFactory.trainer_init(
-                info, client=client, source=source
+                info, client=client, source=self._stoppable or source
             )
         except (SyncError, ResourceError):
             raise
         except Exception as error:
-            raise SyncError(f"the weight-transfer group was not formed: {error}") from error
+            raise self._blaming(f"the weight-transfer group was not formed: {error}") from error
 
     def send_weights(self) -> SentWeights:
         """Send the weights, labelled ``client.policy_version``; all ranks together.
@@ -83,15 +95,18 @@ class FullSender:
                 f"weight sync of version {version}: there is no weight-transfer group, since an "
                 "earlier sync failed. Connect again"
             )
+        self._client.reset()
+        if self._on_gpu:  # vLLM copies on streams of its own, which do not wait for the optimiser
+            torch.accelerator.synchronize()
         try:
-            with self._source.gathering_to_the_end():
+            with self._source.gathering_to_the_end(), self._watched():
                 self._engine.send_weights()
         except SyncError:
             self.close()
             raise
         except Exception as error:
             self.close()
-            raise SyncError(
+            raise self._blaming(
                 f"weight sync of version {version}: {type(error).__name__}: {error}"
             ) from error
         ours = isinstance(self._engine, GlooTrainerWeightTransferEngine)
@@ -103,11 +118,71 @@ class FullSender:
             seconds=dict(self._engine.seconds) if ours else {},
         )
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let the block end when a generator fails or is late: with nccl it would not by itself.
+
+        Raises:
+            SyncError: it was ended, and has not raised.
+        """
+        if self._stoppable is None:
+            yield
+            return
+        over = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch, args=(self._stoppable, over), name="watch-weight-sync", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+        if self._stoppable.stopped.is_set():  # a group that is gone sends nothing, in silence
+            raise self._blaming("the weight-transfer group was shut down")
+
+    def _watch(self, source: StoppableSource, over: threading.Event) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while self._client.error is None:
+            if over.wait(_POLL_S):
+                return
+            if time.monotonic() > deadline:
+                self._client.give_up(self._timeout_s)
+        source.stopped.set()  # first, so that no broadcast begins in a group that is going
+        self._engine.shutdown()  # aborts the broadcast that is under way
+
+    def _blaming(self, message: str) -> SyncError:
+        """What the client knows of who is to blame; else an error with this message."""
+        known = self._client.error
+        return SyncError(message) if known is None else SyncError(str(known), known.generators)
+
     def close(self) -> None:
         """Leave the group; generators that wait for more get an error."""
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
+
+
+class StoppableSource(WeightSource):
+    """A source whose iteration ends by an error once `stopped` is set."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self.stopped = threading.Event()
+
+    def metadata(self) -> list[ParamMeta]:
+        metadata: list[ParamMeta] = self._source.metadata()
+        return metadata
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._source:
+            if self.stopped.is_set():
+                raise TransferBrokenError(BROKE_OFF)
+            if tensor.is_cuda:
+                # vLLM changes streams between tensors: what one was copied from may be gone, or
+                # not yet there, for the next stream.
+                torch.accelerator.current_stream().synchronize()
+            yield name, tensor
 
 
 def plan(

@@ -15,7 +15,7 @@ from actors.engine_weights import EngineWeights
 from actors.node import num_cores
 from actors.protocol import AdapterUpdate, EngineSpec
 from actors.stacks import enable_stacks
-from real_ray.errors import ActorDiedError, GenerationError
+from real_ray.errors import ActorDiedError, GenerationError, SyncError
 from real_ray.roles import GeneratorProgress
 from real_ray.types import (
     FloatArray,
@@ -39,7 +39,9 @@ class GeneratorActor:
         enable_stacks()
         self._spec = spec
         self._requests = self._finished = 0
-        self._weights = EngineWeights(self._call, name=spec.name)
+        self._weights = EngineWeights(
+            self._call, name=spec.name, engine_checksums=spec.engine_checksums
+        )
 
     async def start(self) -> None:
         """Start the engine. Weights are those of the model directory, version 0."""
@@ -157,8 +159,13 @@ class GeneratorActor:
     async def load_adapter(self, update: AdapterUpdate) -> None:
         # Before the first one the base model answers. A request that began without an adapter would
         # never get it.
-        has_requests = bool(self._engine.output_processor.request_states)
-        assert self._weights.adapter is not None or not has_requests
+        num_requests = len(self._engine.output_processor.request_states)
+        if self._weights.adapter is None and num_requests:
+            raise SyncError(
+                f"{self._spec.name}: {num_requests} completions are under way on the model without "
+                "an adapter, and the first adapter cannot reach them. The generator is replaced; "
+                "no generator may sample before its first weight sync"
+            )
         await self._weights.load_adapter(update)
 
     async def weights(self) -> HeldWeights:

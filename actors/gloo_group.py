@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
 
 from actors.buckets import Buffers
+from actors.node import address_towards
 from actors.shared_wire import SharedWire, create, place_in_memory
 from actors.transfer_errors import BROADCAST_SHARE, BROKE_OFF, TransferBrokenError
 
@@ -81,11 +83,11 @@ class GlooWire:
         self._is_sender = rank == 0
         self._buffers = Buffers(info.bucket_bytes)
         self._under_way: Broadcast | None = None
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=info.timeout_s)
+        options._devices = [_device(info.master_address)]
         self._group: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo", store),
-            rank,
-            info.world_size,
-            timedelta(seconds=info.timeout_s),
+            dist.PrefixStore("gloo", store), rank, info.world_size, options
         )
 
     def start(self, deadline: float, still_wanted: Callable[[], None]) -> None:
@@ -229,6 +231,16 @@ def _gloo_wire(store: Any, info: GlooInitInfo, *, rank: int) -> GlooWire:
         return GlooWire(store, info, rank=rank)
     except RuntimeError as error:
         raise TransferBrokenError(f"{BROKE_OFF}: the group was not formed: {error}") from error
+
+
+def _device(master_address: str) -> Any:
+    """The network interface that this machine has towards the sender's.
+
+    By itself gloo takes what the machine's name resolves to, which others may not reach.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):  # somebody knows better
+        return dist.ProcessGroupGloo.create_default_device()
+    return dist.ProcessGroupGloo.create_device(hostname=address_towards(master_address))
 
 
 def _store(info: GlooInitInfo, listener: socket | None = None) -> Any:

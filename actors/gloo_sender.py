@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from socket import socket
 from typing import ClassVar, Self
 
 import torch
@@ -26,8 +27,11 @@ from actors.buckets import checksum, num_bytes, split, total_bytes, views
 from actors.gloo_group import GlooInitInfo, Wire, open_group
 from actors.node import listen
 from actors.transfer_errors import BROADCAST_SHARE, BROKE_OFF, TransferBrokenError
+from real_ray.errors import ResourceError, SyncError
 
 BACKEND = "gloo"
+_POLL_S = 0.1
+_had: set[tuple[str, int]] = set()  # addresses of groups that this process has formed
 
 
 @dataclass(kw_only=True)
@@ -110,7 +114,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             group_id=uuid.uuid4().hex,
             bucket_bytes=info.bucket_bytes,
         )
-        listener = listen(join.master_address, join.master_port)  # refused before anybody waits
+        listener = _listen(join)  # refused before anybody waits
         # The rendezvous completes only when both sides are in it.
         pool = ThreadPoolExecutor(max_workers=1)
         try:
@@ -229,6 +233,32 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+
+
+def _listen(info: GlooInitInfo) -> socket:
+    """A socket at the master's address.
+
+    Raises:
+        ResourceError: the port is in use.
+        SyncError: it is in use by an earlier group of this process, which does not end.
+    """
+    where = (info.master_address, info.master_port)
+    deadline = time.monotonic() + BROADCAST_SHARE * info.timeout_s
+    while True:
+        try:
+            listener = listen(*where)
+            _had.add(where)
+            return listener
+        except ResourceError as error:
+            # A group that broke keeps its port until its last broadcast has given up.
+            if where not in _had:
+                raise
+            if time.monotonic() > deadline:
+                raise SyncError(
+                    f"no new weight-transfer group: an earlier one has not ended within "
+                    f"{BROADCAST_SHARE * info.timeout_s:g} s: {error}"
+                ) from error
+        time.sleep(_POLL_S)
 
 
 def _checked(source: WeightSource, metadata: list[ParamMeta]) -> Iterator[Tensor]:

@@ -152,10 +152,12 @@ class Job:
                 style="dim",
             )
             stop = StopOnSignal(grace_s=config.run.stop_grace_s, out=out)
+            is_finished = False
             activity = Activity()
             watchdog = Watchdog(activity, config.run, tracker=trackers, hint=hint())
 
             async def work() -> None:
+                nonlocal is_finished
                 fleet = Fleet(
                     config, placement, cluster, device, tracker=trackers, activity=activity
                 )
@@ -163,25 +165,37 @@ class Job:
                     with stacks_on_signal(table=watchdog.table, tell=out.print):
                         async with asyncio.TaskGroup() as tasks:
                             watching = tasks.create_task(watchdog.run(), name="watchdog")
-                            await self._train(fleet, trackers, activity, stop)
+                            is_finished = await self._train(fleet, trackers, activity, stop, tasks)
                             watching.cancel()
                 except* RealRayError as errors:
                     raise first_error(errors) from errors
                 finally:
                     await fleet.stop()
 
-            return stop.run(work)
+            stopped_by = stop.run(work)
+            return None if is_finished else stopped_by
 
     async def _train(
-        self, fleet: Fleet, trackers: Trackers, activity: Activity, stop: StopOnSignal
-    ) -> None:
-        """Drive the run to its end; when the learner is lost, again from the newest checkpoint."""
+        self,
+        fleet: Fleet,
+        trackers: Trackers,
+        activity: Activity,
+        stop: StopOnSignal,
+        tasks: asyncio.TaskGroup,
+    ) -> bool:
+        """Drive the run to its end; when the learner is lost, again from the newest checkpoint.
+
+        Returns:
+            False: it was stopped before.
+        """
         from actors.buffered_groups import restore
 
         config, checkpoint, step = self.config, self.start.checkpoint, self.start.step
         restarts = Restarts(config.learner.max_restarts)
         roles = await fleet.start(probe=self.train[0], checkpoint=checkpoint, policy_version=step)
-        scaling = asyncio.create_task(follow_requests(self.run.path, fleet.pool, trackers))
+        scaling = tasks.create_task(
+            follow_requests(self.run.path, fleet.pool, trackers), name="scaling"
+        )
         try:
             while True:
                 driver = Driver(
@@ -196,14 +210,15 @@ class Job:
                 try:
                     with stop.of(driver):
                         is_finished = await driver.run()
-                    if is_finished and config.checkpoint.save_final:
-                        await roles.learner.save(str(self.run.model))
-                    return
+                        if is_finished and config.checkpoint.save_final:
+                            await roles.learner.save(str(self.run.model))
+                    return is_finished
                 except LearnerLostError as error:
-                    if stop.is_asked:  # what the learner had, the newest checkpoint has
-                        return
                     lost: RealRayError = error
                 while True:
+                    if stop.is_asked:  # what is left of the learner is its newest checkpoint
+                        trackers.event("learner lost", f"{lost}; the run was stopping")
+                        return False
                     restarts.count(lost, reached=driver.policy_version)
                     checkpoint = newest_complete(self.run.path) or self.start.checkpoint
                     step = read_facts(checkpoint).policy_version if checkpoint else 0

@@ -33,6 +33,7 @@ def kill(actor: Any) -> None:
 
 def kill_worker(pid: int) -> None:
     """Kill a process of this machine, if it is an actor's."""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-        if psutil.Process(pid).cmdline()[0].startswith("ray::"):  # not one that has its number now
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        title = "".join(psutil.Process(pid).cmdline()[:1])
+        if title.startswith("ray::"):  # not one that has its number now
             os.kill(pid, signal.SIGKILL)

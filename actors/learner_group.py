@@ -13,7 +13,7 @@ from actors.replies import replies
 from actors.requests import rank_work
 from real_ray.checkpoint import DriverState, to_json
 from real_ray.config import LearnerConfig, LossConfig
-from real_ray.errors import ActorDiedError, LearnerLostError
+from real_ray.errors import ActorDiedError, GroupLostError, LearnerLostError
 from real_ray.partial_metrics import PartialMetrics
 from real_ray.roles import Generator
 from real_ray.types import FloatArray, IntArray, RolloutTicket, TrainResult
@@ -25,6 +25,7 @@ class RayLearnerGroup:
 
     Args:
         policy_version: of their weights.
+        sync_timeout_s: `sync.timeout_s`.
         rendezvous: where learner and so many generators can form a weight-transfer group.
         save_total_limit: `checkpoint.save_total_limit`.
     """
@@ -35,6 +36,7 @@ class RayLearnerGroup:
         *,
         config: LearnerConfig,
         loss: LossConfig,
+        sync_timeout_s: float = 300.0,
         rendezvous: Callable[[int], Awaitable[SyncRendezvous]],
         policy_version: int = 0,
         save_total_limit: int | None = None,
@@ -43,6 +45,8 @@ class RayLearnerGroup:
         self._names = [f"learner-{rank}" for rank in range(len(self.ranks))]
         self._config = config
         self._loss = loss
+        # Each of the steps within has its own deadline, which ends before.
+        self._sync_timeout_s = max(config.timeout_s, 4 * sync_timeout_s)
         self._rendezvous = rendezvous
         self._policy_version = policy_version
         self._save_total_limit = save_total_limit
@@ -74,9 +78,9 @@ class RayLearnerGroup:
         )
 
     @asynccontextmanager
-    async def holding(self, policy_version: int) -> AsyncIterator[bool]:
+    async def holding(self) -> AsyncIterator[int]:
         async with self._weights:
-            yield self._policy_version == policy_version
+            yield self._policy_version
 
     async def send_weights(
         self, receivers: Sequence[Generator], *, policy_version: int
@@ -87,10 +91,16 @@ class RayLearnerGroup:
         if actors != self._connected:
             self._connected = []
             rendezvous = await self._rendezvous(len(handles))
-            await self.call(what, [rank.connect.remote(rendezvous, handles) for rank in self.ranks])
+            await self.call(
+                what,
+                [rank.connect.remote(rendezvous, handles) for rank in self.ranks],
+                timeout_s=self._sync_timeout_s,
+            )
         self._connected = []  # a transfer that fails leaves no usable group
         sent: list[SentWeights] = await self.call(
-            what, [rank.send_weights.remote(policy_version) for rank in self.ranks]
+            what,
+            [rank.send_weights.remote(policy_version) for rank in self.ranks],
+            timeout_s=self._sync_timeout_s,
         )
         self._connected = actors
         return sent[0]
@@ -120,17 +130,19 @@ class RayLearnerGroup:
             ],
         )
 
-    async def call(self, what: str, refs: Sequence[Any]) -> list[Any]:
+    async def call(
+        self, what: str, refs: Sequence[Any], *, timeout_s: float | None = None
+    ) -> list[Any]:
         """Replies of all ranks to a call that they do together.
 
         Raises:
             LearnerLostError: a rank died, failed without a reason that we know, or was too late.
         """
+        timeout_s = timeout_s or self._config.timeout_s
         late = LearnerLostError(
-            f"the learner did not finish its {what} within {self._config.timeout_s:g} s "
-            "(learner.timeout_s)"
+            f"the learner did not finish its {what} within {timeout_s:g} s (learner.timeout_s)"
         )
         try:
-            return await replies(refs, who=self._names, timeout_s=self._config.timeout_s, late=late)
-        except ActorDiedError as error:
+            return await replies(refs, who=self._names, timeout_s=timeout_s, late=late)
+        except (ActorDiedError, GroupLostError) as error:
             raise LearnerLostError(f"{what}: {error}") from error

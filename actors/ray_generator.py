@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -109,7 +110,7 @@ class RayGenerator:
     async def progress(self) -> GeneratorProgress:
         # Whoever asks waits for `rollout.stall_s`, and knows whether that is too long now.
         answer: GeneratorProgress = await self._ask(
-            "progress", timeout_s=2 * self._config.rollout.stall_s
+            "progress", timeout_s=2 * self._config.rollout.stall_s, key="2 * rollout.stall_s"
         )
         return answer
 
@@ -117,7 +118,11 @@ class RayGenerator:
         rollout, sync = self._config.rollout, self._config.sync
         # Without updates in flight it waits for what runs.
         drains_s = 0.0 if rollout.in_flight_updates else rollout.timeout_s
-        await self._ask("pause", timeout_s=sync.timeout_s + drains_s)
+        await self._ask(
+            "pause",
+            timeout_s=sync.timeout_s + drains_s,
+            key="sync.timeout_s + rollout.timeout_s" if drains_s else "sync.timeout_s",
+        )
 
     async def resume(self) -> None:
         await self._ask("resume")
@@ -131,18 +136,27 @@ class RayGenerator:
         return answer
 
     async def stop(self, *, at_once: bool) -> None:
-        if self.actor is not None:
+        try:
             if self._is_up and not at_once:
                 with contextlib.suppress(Exception):  # what does not stop is killed
                     await asyncio.wait_for(self.actor.shutdown.remote(), _STOP_SECONDS)
-            await asyncio.to_thread(kill, self.actor)
-        if self._group is not None:
-            remove_placement_group(self._group)
+        finally:
+            with contextlib.suppress(RayError):  # Ray itself may be going
+                if self.actor is not None:
+                    kill(self.actor)
+                if self._group is not None:
+                    remove_placement_group(self._group)
 
-    async def _ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+    async def _ask(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout_s: float | None = None,
+        key: str = "sync.timeout_s",
+    ) -> Any:
         timeout_s = timeout_s or self._config.sync.timeout_s
         late = SyncError(
-            f"{self.name} did not answer '{method}' within {timeout_s:g} s (sync.timeout_s)",
+            f"{self.name} did not answer '{method}' within {timeout_s:g} s ({key})",
             (self.name,),
         )
         ref = getattr(self.actor, method).remote(*arguments)

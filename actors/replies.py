@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from real_ray.errors import ActorDiedError, GroupLostError, RealRayError, first_error
 
@@ -24,12 +24,9 @@ async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> 
         GroupLostError: an argument of the call is gone, with the node that held it.
     """
     try:
-        return await asyncio.wait_for(ref, timeout_s)
-    except TimeoutError:
-        raise late from None
-    except ObjectLostError as error:
-        raise GroupLostError(f"{who}: {_first_line(error)}") from error
-    except RayTaskError as error:
+        async with asyncio.timeout(timeout_s):
+            return await ref
+    except RayTaskError as error:  # before TimeoutError, which may be its cause
         if isinstance(error.cause, ObjectLostError):
             raise GroupLostError(f"{who}: {_first_line(error.cause)}") from error
         if isinstance(error.cause, RealRayError):
@@ -37,8 +34,12 @@ async def reply(ref: Any, *, who: str, timeout_s: float, late: RealRayError) -> 
         raise ActorDiedError(
             f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         ) from error
-    except RayActorError as error:
+    except ObjectLostError as error:
+        raise GroupLostError(f"{who}: {_first_line(error)}") from error
+    except RayError as error:  # of many kinds, such as those of its node or its memory
         raise ActorDiedError(f"{who} has died: {_first_line(error)}") from error
+    except TimeoutError:
+        raise late from None
 
 
 async def replies(

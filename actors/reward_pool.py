@@ -12,7 +12,7 @@ import ray
 from actors.killing import kill
 from actors.replies import reply
 from real_ray.activity import Activity
-from real_ray.errors import ActorDiedError, RewardError
+from real_ray.errors import ActorDiedError, GroupLostError, RewardError
 from real_ray.tracking import Tracker
 from real_ray.types import RolloutTicket, SampledTicket
 
@@ -87,7 +87,9 @@ class RayRewardPool:
                 self._lose(index, str(error))
             raise
         if self._keeps_copies:
-            await asyncio.to_thread(ray.wait, [scored], timeout=self.timeout_s)
+            here, _ = await asyncio.to_thread(ray.wait, [scored], timeout=self.timeout_s)
+            if not here:
+                raise GroupLostError(f"{where}: it did not come from the node of its worker")
         if index in self._lost_at:
             seconds_lost = time.monotonic() - self._lost_at.pop(index)
             self._tracker.event(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -32,15 +33,38 @@ def place_in_memory() -> str:
 
 
 def create(name: str, bucket_bytes: int) -> Path | None:
-    """A file for two buckets; None: there is not enough shared memory (in containers often)."""
+    """A file for two buckets; None: there is not enough shared memory (in containers often).
+
+    Files that other processes have left behind when they were killed are removed.
+    """
     size = _NUM_SLOTS * bucket_bytes
-    free = os.statvfs(_DIRECTORY)
-    if free.f_bavail * free.f_frsize < 2 * size:  # others need some too
+    try:
+        # Containers may share the memory, but not the numbers of processes.
+        numbers = f"real-ray-{Path('/proc/self/ns/pid').stat().st_ino}-"
+        _remove_leftovers(numbers)
+        free = os.statvfs(_DIRECTORY)
+        if free.f_bavail * free.f_frsize < 2 * size:  # others need some too
+            return None
+        path = _DIRECTORY / f"{numbers}{os.getpid()}-{name}"
+        file = path.open("xb")
+    except OSError:
         return None
-    path = _DIRECTORY / f"real-ray-{name}"
-    with path.open("xb") as file:
-        file.truncate(size)
+    with file:
+        try:
+            # Memory that is promised only would end the first process that writes by SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError:
+            path.unlink()
+            return None
     return path
+
+
+def _remove_leftovers(prefix: str) -> None:
+    for path in _DIRECTORY.glob(f"{prefix}*-*"):
+        pid = path.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):  # another user's, or just removed
+                path.unlink()
 
 
 class SharedWire:

@@ -34,6 +34,22 @@ class GeneratorClient:
         self._workers_per_generator = workers_per_generator
         self._timeout_s = timeout_s
         self.policy_version = 0  # label of the next update
+        # vLLM may call from a thread of its own and raise another error than it got there.
+        self.error: SyncError | None = None  # the last one since `reset`
+        self.waits_for: tuple[str, ...] = ()  # generators, while they are asked for something
+
+    def reset(self) -> None:
+        """Forget the last error, before another operation."""
+        self.error = None
+
+    def give_up(self, timeout_s: float) -> None:
+        """Blame those who are waited for, if nobody is known to have failed."""
+        late = self.waits_for
+        self.error = self.error or SyncError(
+            f"weight sync of version {self.policy_version}: {', '.join(late) or 'the learner'} did "
+            f"not finish within {timeout_s:g} s (sync.timeout_s)",
+            late,
+        )
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         first = init_info["rank_offset"]
@@ -76,6 +92,7 @@ class GeneratorClient:
         failed: dict[str, BaseException] = {}
         deadline = time.monotonic() + self._timeout_s
         while waiting:
+            self.waits_for = tuple(n for n in replies if n in waiting.values())
             left = max(deadline - time.monotonic(), 0.0)
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
             if not done:
@@ -88,8 +105,11 @@ class GeneratorClient:
                 if BROKE_OFF not in str(cause):
                     break  # others may wait for it, and the sender for this answer
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
+        self.waits_for = ()
         if failed or waiting:
-            raise self._error(what, failed, late=[n for n in replies if n in waiting.values()])
+            late = [n for n in replies if n in waiting.values()]
+            self.error = self._error(what, failed, late=late)
+            raise self.error
 
     def _error(self, what: str, failed: dict[str, BaseException], late: list[str]) -> SyncError:
         """Blames those with an error of their own, else those who are late.

@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.m2n_source import M2NWeightSource
 from actors.buckets import split
 from real_ray.policy.lora import LoraWeight, lora_weights
 
-_BUCKET_BYTES = 2**26
+BUCKET_BYTES = 2**26
 
 
 class DeepSpeedWeightSource(WeightSource):
@@ -40,7 +40,7 @@ class DeepSpeedWeightSource(WeightSource):
         model: nn.Module,
         dtype: torch.dtype,
         *,
-        bucket_bytes: int = _BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
         copies: bool = True,
     ) -> None:
         self._model = model
@@ -103,7 +103,7 @@ class ReplicatedWeightSource(DeepSpeedWeightSource, M2NWeightSource):
 
 
 def full_parameters(
-    model: nn.Module, dtype: torch.dtype, *, bucket_bytes: int = _BUCKET_BYTES, copies: bool = True
+    model: nn.Module, dtype: torch.dtype, *, bucket_bytes: int = BUCKET_BYTES, copies: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and full value of each parameter; adapters of LoRA are merged into what they adapt.
 

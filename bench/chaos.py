@@ -185,13 +185,17 @@ def _faults(
     draw = random.Random(options.seed)
     ended = threading.Event()
     threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
+    began = time.monotonic()
     while not (run / "metrics.jsonl").exists():  # the first step
-        if ended.wait(0.2):
+        if ended.wait(0.2) or time.monotonic() - began > options.timeout:
             return
+    kinds: list[str] = []
     for _ in range(options.faults):
         if ended.wait(draw.uniform(0.5, 1.5) * options.every):
             return
-        kind = draw.choice(sorted(KINDS))
+        if not kinds:  # all kinds in turn, in any order
+            kinds = draw.sample(sorted(KINDS), len(KINDS))
+        kind = kinds.pop()
         name = draw.choice(sorted(SIGNALS))
         living = sorted(_processes(kind), key=lambda p: p.pid)
         if not living:  # it is being replaced
@@ -294,6 +298,8 @@ def _problems(
     stalest = max((row["async/staleness_max"] for row in steps), default=0)
     if stalest > _MAX_STALENESS:
         found.append(f"staleness {stalest} above {_MAX_STALENESS}")
+    if not (run / "status.json").exists():
+        return [*found, "it has not begun"]
     groups = dict(json.loads((run / "status.json").read_text())["groups"])
     if groups.pop("drawn") != sum(groups.values()):
         found.append(f"the ledger does not close: {groups}")

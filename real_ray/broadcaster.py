@@ -15,8 +15,7 @@ weights at once (`bring_in`), unless the learner is making new ones, which they 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,7 +59,6 @@ class Broadcaster:
         self._activity = activity
         self._policy_version: int | None = None  # in the generators
         self._engine_checksum = ""  # of that version, as a generator has it that is right
-        self._has_reached_any = False
         self._one_at_a_time = asyncio.Lock()
         self._broadcast_done = asyncio.Event()
 
@@ -74,22 +72,34 @@ class Broadcaster:
 
     async def bring_in(self) -> None:
         while True:
-            next_broadcast = self._broadcast_done
-            await self._pool.newcomers()
-            if not await self._sync_newcomers():
-                await next_broadcast.wait()
+            next_broadcast = asyncio.ensure_future(self._broadcast_done.wait())
+            starved = asyncio.ensure_future(self._pool.starved())
+            try:
+                await self._pool.newcomers()
+                if not await self._sync_newcomers():
+                    ends = {next_broadcast, starved}
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                next_broadcast.cancel()
+                starved.cancel()
 
     async def _sync_newcomers(self) -> bool:
-        """False: the learner has newer weights by now, which all generators will get."""
+        """False: all generators will get newer weights, which the learner has by now.
+
+        Where none is left that samples, these do not wait for that: whatever the next sync waits
+        for, an evaluation say, may wait for them.
+        """
         async with self._one_at_a_time:
-            version = self._policy_version
-            if version is None:
+            if self._policy_version is None:
                 return False
-            async with self._learner.holding(version) as holds:
+            async with self._learner.holding() as version:
+                if version != self._policy_version and self._pool.is_sampling:
+                    return False
                 waiting = [m for m in self._pool.members() if m.state is MemberState.WAITING]
-                if holds and waiting:
+                if waiting:
+                    self._policy_version = version
                     await self._sync(waiting, version)
-                return holds
+                return True
 
     async def _sync(self, members: Sequence[Member], policy_version: int) -> SyncReport:
         """Send until each of these generators holds the weights, or is lost."""
@@ -102,7 +112,7 @@ class Broadcaster:
         left = list(members)
         while left:
             num_tries += 1
-            with _in_sync(left):
+            with self._pool.syncing(left):
                 paused = clock()
                 left = list(await self._ask(left, lambda generator: generator.pause()))
                 left, sent = await self._send(left, policy_version)
@@ -129,8 +139,7 @@ class Broadcaster:
                     left.append(member)
                 else:
                     self._pool.fail(member, mistake)
-        self._has_reached_any = self._has_reached_any or bool(differences)
-        if mistake is not None and not self._has_reached_any:
+        if mistake is not None and not self._pool.has_admitted:
             raise mistake  # it is no single generator's fault
         self._activity.set("sync", f"version {policy_version} is in {len(differences)} generators")
         return SyncReport(
@@ -159,7 +168,9 @@ class Broadcaster:
                 lost = [m for m in left if m.name in error.generators or m.end.done()]
                 num_unexplained += not lost
                 if num_unexplained == _TIMES:
-                    raise
+                    if not self._pool.has_admitted:
+                        raise
+                    lost = left  # others were right before: these may be to blame
                 self._tracker.event("sync repeated", f"{error}; without those that are lost")
                 for member in lost:
                     self._pool.fail(member, error)
@@ -233,14 +244,3 @@ class Broadcaster:
         for answer in await asyncio.gather(*(ask(member) for member in members)):
             answers |= answer
         return answers
-
-
-@contextmanager
-def _in_sync(members: Sequence[Member]) -> Iterator[None]:
-    for member in members:
-        member.settled.clear()
-    try:
-        yield
-    finally:
-        for member in members:
-            member.settled.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
@@ -89,6 +89,10 @@ class SavedGroups:
         )
         self._max_staleness = config.rollout.max_staleness
         self._tell = tell
+
+    def left(self) -> Collection[BufferedGroup]:
+        """Those that have not been drawn again yet."""
+        return self._groups.values()
 
     def take(self, number: int, *, in_step: int) -> BufferedGroup | None:
         """The group of this number, if there is one that may train in this step.

@@ -147,7 +147,7 @@ class Driver:
             LearnerLostError: it can, with another driver from the newest checkpoint.
         """
         try:
-            # Also proves, before anything is sampled, that weights reach the generators.
+            # Before anything is sampled.
             await self._roles.broadcaster.broadcast(policy_version=self.policy_version)
             async with asyncio.TaskGroup() as tasks:
                 watching = [
@@ -239,7 +239,8 @@ class Driver:
             return
         except (GenerationError, RewardError) as error:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
-                raise
+                self.stop(grace_s=0.0, error=error)  # the group is drawn again when the run goes on
+                return
             self._drop(uid, Outcome.FAILED, error)
             return
         finally:
@@ -255,10 +256,11 @@ class Driver:
         self._account(self._buffer.drop(uid))
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= self._config.run.max_consecutive_failures:
-            raise RunError(
+            reason = (
                 f"{self._failures_in_a_row} groups in a row failed "
                 f"(run.max_consecutive_failures); the last one: {error}"
-            ) from error
+            )
+            self.stop(grace_s=0.0, error=RunError(reason))
 
     @property
     def _next_step(self) -> int:
@@ -335,16 +337,12 @@ class Driver:
     def _check_ledger(self) -> None:
         self._ledger.check(self._buffer.uids())
         counts = self._buffer.counts()
-        self._tracker.ledger(
-            {
-                "drawn": self._ledger.num_drawn,
-                **{outcome.value: self._ledger.count(outcome) for outcome in Outcome},
-                "buffered": counts[GroupState.READY],
-                "training": counts[GroupState.TRAINING],
-                "in flight": counts[GroupState.GENERATING] + counts[GroupState.SCORING],
-            },
-            policy_version=self.policy_version,
+        groups = self._ledger.summary(
+            buffered=counts[GroupState.READY],
+            training=counts[GroupState.TRAINING],
+            in_flight=counts[GroupState.GENERATING] + counts[GroupState.SCORING],
         )
+        self._tracker.ledger(groups, policy_version=self.policy_version)
 
     def _tell_of_the_pipeline(self) -> None:
         counts = self._buffer.counts()
@@ -393,8 +391,11 @@ class Driver:
             reward_function=self._config.reward.function,
             ledger=self._ledger.state(),
             num_resampled=self._buffer.num_resampled,
-            buffered=tuple(
-                BufferedGroup(number=self._ledger.number(group.uid), accepted=accepted, group=group)
-                for group, accepted in self._buffer.complete_groups()
+            buffered=(
+                *(
+                    BufferedGroup(number=self._ledger.number(g.uid), accepted=accepted, group=g)
+                    for g, accepted in self._buffer.complete_groups()
+                ),
+                *self._saved_groups.left(),
             ),
         )

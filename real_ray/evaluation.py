@@ -67,14 +67,16 @@ class Evaluator:
 
     async def _evaluate(self, policy_version: int) -> None:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._reward(prompt)) for prompt in self._prompts]
+            running = [
+                tasks.create_task(self._reward(prompt, policy_version)) for prompt in self._prompts
+            ]
         rewards = [reward for task in running if (reward := task.result()) is not None]
         if rewards:
             positive = sum(reward > self._config.loss.positive_above for reward in rewards)
             self._tracker.evaluation(policy_version, positive / len(rewards), len(rewards))
         self._evaluated_version = policy_version
 
-    async def _reward(self, prompt: Prompt) -> float | None:
+    async def _reward(self, prompt: Prompt, policy_version: int) -> float | None:
         """Reward of the greedy completion; None, and left out of the accuracy, if there is none."""
         try:
             scored = await self._rollouts.sample_and_score(prompt, self._sampling)
@@ -82,5 +84,11 @@ class Evaluator:
             if isinstance(error, RewardError) and self._config.reward.on_error == "stop":
                 raise
             self._tracker.event("evaluation prompt left out", str(error))
+            return None
+        if scored.sampled.newest_version != policy_version:  # all that had this one were lost
+            self._tracker.event(
+                "evaluation prompt left out",
+                f"{prompt.uid}: no generator has policy version {policy_version} any more",
+            )
             return None
         return scored.rewards[0]

@@ -15,8 +15,9 @@ weights, and says which generators hold them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from real_ray.activity import Activity
@@ -29,13 +30,18 @@ from real_ray.errors import (
     UserError,
     first_error,
 )
+from real_ray.health import watch_health
 from real_ray.members import Member, MemberState, Slot
-from real_ray.roles import Generator, GeneratorProgress
+from real_ray.roles import Generator
 from real_ray.tracking import Tracker
 from real_ray.types import Prompt, SampledTicket, Sampling
 
+_SUSPICIOUS = 2  # generators lost with a group, after which it may be to blame
 _LONGEST_PAUSE_S = 60.0
-_LONGEST_POLL_S = 10.0
+
+
+class _LostError(GenerationError):
+    """A group was on a generator that was lost."""
 
 
 class HealingPool:
@@ -61,12 +67,30 @@ class HealingPool:
         self._tasks: asyncio.TaskGroup | None = None
         self._failed_first: set[int] = set()
         self._has_started = False  # any generator, ever
+        self.has_admitted = False  # any generator, ever
+        self._losses: Counter[str] = Counter()  # of generators, by the group that was on them
+        self._one_suspect = asyncio.Lock()
         self._changed = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # What the driver uses.
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
+        while True:
+            is_suspect = self._losses[prompt.uid] >= _SUSPICIOUS
+            try:
+                # One of them may be what its generators die of: then only that one pays for it.
+                async with self._one_suspect if is_suspect else contextlib.nullcontext():
+                    ticket = await self._generate(prompt, sampling)
+                del self._losses[prompt.uid]
+                return ticket
+            except _LostError as error:
+                self._losses[prompt.uid] += 1
+                if is_suspect:
+                    raise GenerationError(str(error)) from error
+                self._tracker.event("generation failed", f"{error}; it goes to another one")
+
+    async def _generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
         member = await self._least_loaded()
         member.num_running += sampling.n
         answer = asyncio.ensure_future(member.generator.generate(prompt, sampling))
@@ -79,13 +103,13 @@ class HealingPool:
             settled.cancel()
             if not answer.done() or any(future.done() for future in lost):
                 reason = member.end.exception() if member.end.done() else "it has wrong weights"
-                raise GenerationError(f"group {prompt.uid}: {member.name} was lost: {reason}")
+                raise _LostError(f"group {prompt.uid}: {member.name} was lost: {reason}")
             ticket = answer.result()
             member.num_groups += 1
             return ticket
         except ActorDiedError as error:
             self.fail(member, error)
-            raise GenerationError(f"group {prompt.uid}: {member.name} was lost: {error}") from error
+            raise _LostError(f"group {prompt.uid}: {member.name} was lost: {error}") from error
         finally:
             answer.cancel()
             member.num_running -= sampling.n
@@ -111,13 +135,36 @@ class HealingPool:
         """Wait for a generator that has no weights yet."""
         await self._until(lambda: any(m.state is MemberState.WAITING for m in self.members()))
 
+    async def starved(self) -> None:
+        """Wait until no generator samples."""
+        await self._until(lambda: not self.is_sampling)
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether any generator takes groups or finishes some."""
+        states = {member.state for member in self.members()}
+        return bool(states & {MemberState.READY, MemberState.LEAVING})
+
+    @contextlib.contextmanager
+    def syncing(self, members: Sequence[Member]) -> Iterator[None]:
+        """While their weights are replaced and verified they neither stall nor leave."""
+        for member in members:
+            member.settled.clear()
+        try:
+            yield
+        finally:
+            for member in members:
+                member.settled.set()
+                self._let_go(member)
+
     def admit(self, member: Member) -> None:
         """It holds the current weights: let it sample."""
         if member.state is not MemberState.WAITING or member.end.done():
             return
         member.state = MemberState.READY
-        slot = next(slot for slot in self._slots.values() if slot.member is member)
-        if slot.lost_at is not None:
+        self.has_admitted = True
+        slot = next((slot for slot in self._slots.values() if slot.member is member), None)
+        if slot is not None and slot.lost_at is not None:
             seconds = asyncio.get_running_loop().time() - slot.lost_at
             self._tracker.event("generator healed", f"{member.name}, after {seconds:.1f} s")
             slot.lost_at = None
@@ -172,6 +219,8 @@ class HealingPool:
             ConfigError: as `RolloutConfig.check_scale`.
         """
         self._config.check_scale(num_generators)
+        if self._failure.done():
+            return  # the run ends
         for index, slot in list(self._slots.items()):
             if slot.has_given_up:
                 del self._slots[index]
@@ -212,21 +261,24 @@ class HealingPool:
     def _let_go(self, member: Member) -> None:
         """End one that leaves once it has nothing to do."""
         slot = next((s for s in self._slots.values() if s.member is member), None)
-        if slot is not None and slot.is_leaving and not (member.num_running or member.end.done()):
+        is_busy = member.num_running or member.in_sync or member.end.done()
+        if slot is not None and slot.is_leaving and not is_busy:
             member.end.set_result(None)
             self._tell()
 
     async def _keep(self, slot: Slot) -> None:
         losses = 0  # in a row
+        error: RealRayError | None = None
         while not slot.is_leaving:
             member = slot.member = Member(self._make(slot.index, slot.num_starts))
             slot.num_starts += 1
             self._tell()
-            error: RealRayError | None = None
+            error = None
             try:
                 await self._live(member)
             except RealRayError as caught:
                 error = caught
+                self.fail(member, caught)  # whoever waits for it hears of it
             finally:
                 slot.member = None
                 self._activity.remove(member.name)
@@ -239,7 +291,9 @@ class HealingPool:
                     return
         if self._slots.get(slot.index) is slot:
             del self._slots[slot.index]
-        self._tracker.event("generator left", f"generator-{slot.index}")
+        self._tracker.event(
+            "generator left", f"generator-{slot.index}" + (f": {error}" if error else "")
+        )
         self._tell()
 
     async def _live(self, member: Member) -> None:
@@ -247,14 +301,16 @@ class HealingPool:
         begun = asyncio.ensure_future(member.generator.start())
         try:
             await asyncio.wait({begun, member.end}, return_when=asyncio.FIRST_COMPLETED)
-            if not member.end.done():
-                begun.result()
+            if member.end.done():
+                member.end.result()
+                return
+            begun.result()
         finally:
             begun.cancel()
         self._has_started = True
         member.state = MemberState.WAITING
         self._tell()
-        watching = asyncio.ensure_future(self._watch(member))
+        watching = asyncio.ensure_future(watch_health(member, self._config.stall_s, self._activity))
         try:
             await asyncio.wait({watching, member.end}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -294,45 +350,6 @@ class HealingPool:
         )
         self._activity.set(name, f"lost, starts again in {pause:g} s")
         await asyncio.sleep(pause)
-
-    async def _watch(self, member: Member) -> None:
-        """Find out when it is dead, or alive and doing nothing."""
-        stall_s, clock = self._config.stall_s, asyncio.get_running_loop().time
-        seen: GeneratorProgress | None = None
-        moved = clock()
-        while True:
-            await asyncio.sleep(min(_LONGEST_POLL_S, stall_s / 4))
-            was_in_sync = member.in_sync
-            try:
-                async with asyncio.timeout(stall_s):
-                    progress = await member.generator.progress()
-            except TimeoutError:
-                if not (was_in_sync or member.in_sync):
-                    raise ActorDiedError(
-                        f"{member.name} did not answer within {stall_s:g} s (rollout.stall_s)"
-                    ) from None
-                continue
-            if (
-                seen is None
-                or progress.num_tokens > seen.num_tokens
-                or progress.num_finished > seen.num_finished
-                or not progress.num_running
-                or member.in_sync
-                or was_in_sync
-            ):
-                moved = clock()
-            if progress != seen:
-                seen = progress
-                self._activity.set(
-                    member.name,
-                    f"{member.state.value}, {progress.num_running} completions with "
-                    f"{progress.num_tokens} tokens under way",
-                )
-            if clock() - moved >= stall_s:
-                raise ActorDiedError(
-                    f"{member.name} sampled no token for {clock() - moved:.0f} s, with "
-                    f"{progress.num_running} completions under way (rollout.stall_s)"
-                )
 
     async def _guard(self) -> None:
         """End the run when there are too few for too long."""

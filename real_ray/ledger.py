@@ -122,6 +122,16 @@ class Ledger:
         if problems:
             raise LedgerError(f"the ledger does not close: {'; '.join(problems)}")
 
+    def summary(self, *, buffered: int, training: int, in_flight: int) -> dict[str, int]:
+        """All groups by how they ended or where they are; the first number is the sum."""
+        return {
+            "drawn": self.num_drawn,
+            **{outcome.value: self.count(outcome) for outcome in Outcome},
+            "buffered": buffered,
+            "training": training,
+            "in flight": in_flight,
+        }
+
     def state(self) -> LedgerState:
         """What a checkpoint keeps: open groups are not in it, and are drawn again."""
         return LedgerState(

@@ -168,8 +168,8 @@ class GeneratorProgress:
 class WeightSender(Protocol):
     """The learner, as the broadcaster sees it."""
 
-    def holding(self, policy_version: int) -> AbstractAsyncContextManager[bool]:
-        """Keep the weights as they are. False: they are of another version by now."""
+    def holding(self) -> AbstractAsyncContextManager[int]:
+        """Keep the weights as they are; gives their version."""
         ...
 
     async def send_weights(

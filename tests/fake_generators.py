@@ -55,13 +55,21 @@ class FakeGenerator:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> SampledTicket:
         self.num_running += 1
+        oldest = self._version
         try:
             for _ in range(int(GROUP_S)):
                 await self._unless_dead(self._token())
             self.num_finished += 1
-            return replace(sampled_ticket(prompt.uid, members=sampling.n), generator=self.name)
+            ticket = sampled_ticket(
+                prompt.uid, members=sampling.n, oldest=oldest, newest=self._version
+            )
+            return replace(ticket, generator=self.name)
         finally:
             self.num_running -= 1
+
+    @property
+    def _version(self) -> int:
+        return self.held.policy_version if self.held else 0
 
     async def _token(self) -> None:
         await asyncio.sleep(1)
@@ -119,6 +127,7 @@ class Generators:
     config: RolloutConfig
     tracker: RecordingTracker = field(default_factory=RecordingTracker)
     prepare: Callable[[FakeGenerator, int], None] = lambda generator, number: None
+    generator: type[FakeGenerator] = FakeGenerator
     made: list[FakeGenerator] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -127,7 +136,7 @@ class Generators:
         )
 
     def _make(self, index: int, num_starts: int) -> Generator:
-        generator = FakeGenerator(f"generator-{index}")
+        generator = self.generator(f"generator-{index}")
         self.prepare(generator, len(self.made))
         self.made.append(generator)
         return generator
@@ -177,9 +186,9 @@ class FakeSender:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @asynccontextmanager
-    async def holding(self, policy_version: int) -> AsyncIterator[bool]:
+    async def holding(self) -> AsyncIterator[int]:
         async with self.lock:
-            yield self.policy_version == policy_version
+            yield self.policy_version
 
     async def send_weights(
         self, receivers: Sequence[FakeGenerator], *, policy_version: int

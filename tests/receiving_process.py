@@ -82,10 +82,14 @@ class OwnReceiver(Receiver):
     """
 
     policy_version = 1
+    error = None
 
     def __init__(self, fails_at: str) -> None:
         super().__init__()
         self.fail_at(fails_at)
+
+    def reset(self) -> None:
+        pass
 
     def start_weight_update(self) -> None:
         super().start_weight_update()

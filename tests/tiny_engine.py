@@ -30,6 +30,7 @@ def engine_spec(model: Path, **changes: Any) -> EngineSpec:
         in_flight_updates=True,
         recompute_kv=True,
         sync_backend="gloo",
+        engine_checksums=False,
         max_lora_rank=0,
         lora_target_modules=(),
     )

@@ -28,5 +28,7 @@ class ClusterConfig(Section):
         "for them up to `start_timeout_s`; `no`: refuse the run at once; `auto`: ask Ray.",
     )
     start_timeout_s: float = Field(
-        600.0, gt=0, description="Longest wait for all actors to be ready, seconds."
+        600.0,
+        gt=0,
+        description="Longest wait for a part of the run to be placed, and then to start, seconds.",
     )

@@ -37,3 +37,8 @@ class SyncConfig(Section):
     probe_tolerance: float = Field(
         0.2, gt=0, description="Largest mean |log-prob difference| that the probe accepts."
     )
+    engine_checksums: bool = Field(
+        False,
+        description="Compare vLLM's checksums of all weights between generators after each sync, "
+        "where the back end has none of its own (nccl): seconds for a large model.",
+    )

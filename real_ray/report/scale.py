@@ -32,6 +32,7 @@ def scale_run(run: str, num_generators: int) -> str:
             "rollout.num_generators when it goes on"
         )
     load_config(directory / "config.yaml").rollout.check_scale(num_generators)
+    asked_at = time.time()
     try:
         ask_for(directory, num_generators)
     except OSError as error:
@@ -41,7 +42,7 @@ def scale_run(run: str, num_generators: int) -> str:
     deadline = time.monotonic() + _ANSWER_S
     while time.monotonic() < deadline:
         status = read_status(directory / "status.json")
-        if status.generators.get("wanted") == num_generators:
+        if status.time >= asked_at and status.generators.get("wanted") == num_generators:
             return f"run {directory.name}: {generators(status)}. See `real-ray status {run}`"
         time.sleep(0.1)
     return (

@@ -15,7 +15,7 @@ CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
 def test_a_run_survives_kills_and_stops_of_any_of_its_processes(tmp_path: Path) -> None:
     model = build_model(tmp_path / "tiny")
     numbers = tmp_path / "numbers.json"
-    # Of this seed the first faults meet each kind of process, with both signals.
+    # The first four faults meet each kind of process, if none of these is missing just then.
     options = ["--faults", "5", "--every", "6", "--steps", "30", "--seed", "4"]
     done = subprocess.run(
         [sys.executable, CHAOS, "--model", model, "--json", numbers, *options],
@@ -27,6 +27,7 @@ def test_a_run_survives_kills_and_stops_of_any_of_its_processes(tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(numbers.read_text())
     assert found["problems"] == []
-    assert sum(row["faults"] for row in found["summary"]) == len(found["faults"]) >= 3
-    assert any(row["healed"] for row in found["summary"])
+    assert sum(row["faults"] for row in found["summary"]) == len(found["faults"]) >= 4
+    assert len({row["process"] for row in found["summary"]}) >= 3
+    assert sum(row["healed"] for row in found["summary"]) >= 2
     assert "60 drawn = 60 trained" in done.stdout

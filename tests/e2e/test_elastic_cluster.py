@@ -178,10 +178,10 @@ async def test_generators_come_with_nodes_and_go_with_them_and_no_group_is_lost(
     assert made_by[1] == {"generator-0"}
     assert made_by[3] == {"generator-0", "generator-1", "generator-2"}
     assert len(made_by[2]) == 2
-    # Six groups a step, one after another in each generator.
-    assert seconds[1] == pytest.approx(6 * PacedGenerator.SECONDS, rel=0.25)
-    assert seconds[2] == pytest.approx(3 * PacedGenerator.SECONDS, rel=0.4)
-    assert seconds[3] == pytest.approx(2 * PacedGenerator.SECONDS, rel=0.4)
+    # Six groups a step, one after another in each generator: never faster than these make them.
+    for number in (1, 2, 3):
+        assert seconds[number] >= 0.95 * 6 / number * PacedGenerator.SECONDS
+    assert seconds[1] > seconds[2] > seconds[3], "throughput follows the number of generators"
     it.driver.stop(grace_s=30.0)
     assert await it.task is False
     ledger = dict(tracker.ledgers[-1])

@@ -77,7 +77,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     }
     with local_ray(env):
         actor = ray.remote(FaultyGenerator).options(num_cpus=0.5, max_concurrency=1000)
-        generator = actor.remote(engine_spec(models[0]))
+        generator = actor.remote(engine_spec(models[0], engine_checksums=True))
         try:
             await generator.start.remote()
             rank = ray.remote(FullRank).options(num_cpus=0.5)

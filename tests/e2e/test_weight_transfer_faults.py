@@ -177,6 +177,7 @@ def test_a_receiver_that_dies_or_hangs_is_named_and_the_other_goes_on(
     with pytest.raises(SyncError, match=victim) as caught:
         rank.send(2)
     assert caught.value.generators == (victim,)
+    assert rank.client.error is caught.value
     # One that has died is known at once; one that hangs, at the deadline.
     assert time.monotonic() - began < (SHORT_S + 1 if hangs else LONG_S / 4)
     with pytest.raises(TransferBrokenError, match="Connect again"):

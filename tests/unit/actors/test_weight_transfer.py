@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,11 +23,12 @@ from vllm.distributed.weight_transfer import (
 )
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
+from actors.gloo_group import GlooWire
 from actors.gloo_sender import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
-from actors.node import LOOPBACK, free_port
+from actors.node import LOOPBACK, address_towards, free_port, listen
 from actors.transfer_errors import TransferBrokenError
 from actors.weight_transfer import register
-from real_ray.errors import ResourceError
+from real_ray.errors import ResourceError, SyncError
 
 WEIGHTS = {
     "embed": torch.randn(5, 3).to(torch.bfloat16),
@@ -251,3 +256,62 @@ def test_a_source_that_yields_more_than_it_declared_is_refused() -> None:
     source = Source({"a": torch.zeros(2), "b": torch.zeros(2)}, declared=declared)
     with pytest.raises(ValueError, match="longer"):
         connect(Client(), source).send_weights()
+
+
+def test_without_room_in_shared_memory_it_goes_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int, __: int, ___: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    client = Client(generators=2)
+    sender = connect(client, Source(WEIGHTS))
+    assert isinstance(sender._wire, GlooWire)
+    sender.send_weights()
+    assert_equal(client.models[1].weights, WEIGHTS)
+
+
+@pytest.mark.parametrize(("frees", "timeout_s"), [(True, 30.0), (False, 0.5)])
+def test_a_port_that_an_earlier_group_still_has(frees: bool, timeout_s: float) -> None:
+    port = free_port(LOOPBACK)
+    connect(Client(), Source(WEIGHTS), port=port).shutdown()
+    server = listen(LOOPBACK, port)
+    info = init_info(client := Client(), bucket_bytes=200, port=port)
+    info.timeout_s = timeout_s
+    if not frees:
+        with server, pytest.raises(SyncError, match=r"not ended within 0\.45 s: port"):
+            WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source(WEIGHTS))
+        return
+    frees_it = threading.Timer(0.5, server.close)
+    frees_it.start()
+    WeightTransferTrainerFactory.trainer_init(
+        info, client=client, source=Source(WEIGHTS)
+    ).send_weights()
+    frees_it.join()
+    assert_equal(client.models[0].weights, WEIGHTS)
+
+
+def test_it_listens_at_the_address_of_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not where the machine's name leads to."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    try:
+        own = address_towards("198.51.100.1")  # nobody has it; the way is that to all others
+    except OSError:
+        pytest.skip("there is no network")
+    for address in (LOOPBACK, own):
+        before = listening()
+        client = Client()
+        info = init_info(client, bucket_bytes=200)
+        info.master_address, info.master_port = address, free_port(address)
+        info.shared_memory = False
+        sender: Any = WeightTransferTrainerFactory.trainer_init(
+            info, client=client, source=Source(WEIGHTS)
+        )
+        assert {ip for ip, _ in listening() - before} == {address}
+        sender.send_weights()
+        assert_equal(client.models[0].weights, WEIGHTS)
+        sender.shutdown()
+
+
+def listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections("tcp")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}

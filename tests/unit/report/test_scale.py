@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def test_a_run_that_hears_of_it_answers(run: RunDirectory) -> None:
     def answer() -> None:
         while newest_request(run.path) is None:
             pass
-        write(run, replace(RUNNING, generators={"wanted": 3, "starting": 2, "ready": 1}))
+        heard = {"wanted": 3, "starting": 2, "ready": 1}
+        write(run, replace(RUNNING, generators=heard, time=time.time()))
 
     hearing = threading.Thread(target=answer)
     hearing.start()
