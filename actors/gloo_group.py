@@ -83,12 +83,11 @@ class GlooWire:
         self._is_sender = rank == 0
         self._buffers = Buffers(info.bucket_bytes)
         self._under_way: Broadcast | None = None
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # torch's types do not have this constructor
+        options = gloo._Options()
         options._timeout = timedelta(seconds=info.timeout_s)
         options._devices = [_device(info.master_address)]
-        self._group: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo", store), rank, info.world_size, options
-        )
+        self._group: Any = gloo(dist.PrefixStore("gloo", store), rank, info.world_size, options)
 
     def start(self, deadline: float, still_wanted: Callable[[], None]) -> None:
         """Before an update, for the sender.

@@ -168,7 +168,7 @@ def _config(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any
             "num_threads": cores,
             "prompts_per_step": 2,
             "learning_rate": 1e-5,
-            "timeout_s": 60.0,
+            "timeout_s": 30.0,
             "max_restarts": 1000,
         },
         "sync": {"timeout_s": 15.0},

@@ -78,8 +78,8 @@ def facts(directory: Path, status: Status) -> Iterator[str]:
 
 def generators(status: Status) -> str:
     """How many can do what, of those that are wanted."""
-    states = ", ".join(f"{n} {what}" for what, n in status.generators.items() if what != "wanted")
-    return f"{states}; {status.generators['wanted']} wanted"
+    there = [f"{n} {what}" for what, n in status.generators.items() if n and what != "wanted"]
+    return f"{', '.join(there) or 'none'}; {status.generators['wanted']} wanted"
 
 
 def ledger(status: Status) -> Table:
