@@ -313,7 +313,7 @@ class Fleet:
             return address, port or free_port(address)
 
         timeout_s = self._config.cluster.start_timeout_s
-        late = RunError(
+        late = ActorDiedError(
             f"learner-0 did not answer within {timeout_s:g} s (cluster.start_timeout_s)"
         )
         ref = self._learners[0].__ray_call__.remote(where, self._cluster.is_local, port)

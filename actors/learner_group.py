@@ -90,7 +90,10 @@ class RayLearnerGroup:
         actors = list(handles.values())
         if actors != self._connected:
             self._connected = []
-            rendezvous = await self._rendezvous(len(handles))
+            try:
+                rendezvous = await self._rendezvous(len(handles))
+            except ActorDiedError as error:  # the rank that opens it
+                raise LearnerLostError(f"{what}: {error}") from error
             await self.call(
                 what,
                 [rank.connect.remote(rendezvous, handles) for rank in self.ranks],

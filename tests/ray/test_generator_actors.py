@@ -14,7 +14,7 @@ from fake_engines import Engine, Rank
 from local_ray import local_ray
 from ready_generators import Ready, ready
 
-from real_ray.errors import GenerationError, LearnerLostError
+from real_ray.errors import ActorDiedError, GenerationError, LearnerLostError
 from real_ray.types import Prompt, Sampling
 
 SAMPLING = Sampling(n=4, temperature=1.0, max_tokens=10)
@@ -135,3 +135,15 @@ class TestBroadcaster:
     @staticmethod
     async def paused(engines: list[Any]) -> list[bool]:
         return await asyncio.gather(*(engine.is_paused.remote() for engine in engines))
+
+    async def test_a_rank_that_dies_before_the_group_is_formed_is_a_lost_learner(
+        self, engines: list[Any], rank: Any
+    ) -> None:
+        async with ready(engines, [rank]) as it:
+
+            async def nobody_answers(_: int) -> Any:
+                raise ActorDiedError("learner-0 has died")
+
+            it.learner._rendezvous = nobody_answers
+            with pytest.raises(LearnerLostError, match=r"sync of version 1: learner-0 has died"):
+                await it.broadcaster.broadcast(policy_version=1)
