@@ -22,16 +22,16 @@ import threading
 from pathlib import Path
 
 def even_length(completions, **kwargs):
+    pipe = Path(__file__).with_name("scoring")
+    if pipe.exists():  # whoever reads it knows that this one never ends
+        pipe.write_text("here")
+        threading.Event().wait()
     return [float(len(text) % 2 == 0) for text in completions]
 
 def fails_in_the_end(completions, *, prompt, answer, columns):
     if int(answer) % 2:
         raise LookupError("no key for this answer")
     return [1.0] * len(completions)
-
-def never_ends(completions, **kwargs):
-    Path(__file__).with_name("scoring").write_text("a pipe: whoever reads it knows")
-    threading.Event().wait()
 """
 
 

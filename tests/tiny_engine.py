@@ -56,7 +56,7 @@ class WatchedGenerator(GeneratorActor):
 class PacedGenerator(GeneratorActor):
     """Makes one group after another, each in the same time, however fast the machine is."""
 
-    SECONDS = 0.5
+    SECONDS = 0.4
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)

@@ -143,7 +143,7 @@ def test_a_failing_reward_ends_the_run_with_its_words_and_no_process(run: Run, m
     assert run.left_behind() == []
     assert re.fullmatch(
         r"error: reward function `my_rewards:fails_in_the_end`, group arithmetic:\d+@0: raised "
-        r"LookupError: no key for this answer \(.*my_rewards.py:10\)\n",
+        r"LookupError: no key for this answer \(.*my_rewards.py:14\)\n",
         err,
     ), err
     assert "start again" in out
@@ -191,32 +191,11 @@ def test_a_run_is_scaled_healed_and_stopped_and_goes_on_with_nothing_lost(
     assert f"{trained} drawn = {trained} trained\n" in out
 
 
-def test_a_second_signal_ends_a_run_at_once(run: Run, model: Path) -> None:
-    scoring = run.directory / "scoring"
-    os.mkfifo(scoring)
-    process = run.start(
-        model,
-        run={"num_steps": 10_000, "stop_grace_s": 600},
-        reward={"function": "my_rewards:never_ends"},
-        eval={"at_start": False},
-    )
-    assert scoring.read_text()
-    process.send_signal(signal.SIGTERM)
-    wait_for_line(process, "SIGTERM: stopping after the step under way")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGINT
-    # Agents of a Ray that was killed try for a minute to tell its control service of it.
-    assert run.left_behind(120.0) == []
-    (left,) = run.temporary.glob("real-ray-*")  # nobody was there to remove it
-    shutil.rmtree(left)
-
-
-def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_off(
+def test_a_second_signal_ends_a_run_at_once_and_it_goes_on_where_its_checkpoint_leaves_off(
     run: Run, model: Path
 ) -> None:
     changes: dict[str, dict[str, object]] = {
-        "run": {"num_steps": 8},
+        "run": {"num_steps": 8, "stop_grace_s": 600},
         "learner": {"lr_schedule": "linear"},
         "checkpoint": {"save_steps": 2},
         "eval": {"every": 3},
@@ -224,8 +203,15 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_its_checkpoint_leaves_
     process = run.start(model, **changes)
     wait_for_step(process, 3)
     assert any("VLLM" in " ".join(child.cmdline()) for child in run.processes())
-    process.kill()
-    process.communicate()
+    scoring = run.directory / "scoring"
+    os.mkfifo(scoring)
+    assert scoring.read_text(), "a group is being scored, and will be for ever"
+    scoring.unlink()
+    process.send_signal(signal.SIGTERM)
+    wait_for_line(process, "SIGTERM: stopping after the step under way")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT, "as by a kill: nothing is tidied up or saved"
     # Agents of a Ray that was killed try for a minute to tell its control service of it.
     assert run.left_behind(120.0) == []
     (left,) = run.temporary.glob("real-ray-*")  # nobody was there to remove it
