@@ -190,7 +190,7 @@ async def test_sigusr1_prints_the_stacks_of_a_stuck_actor(tmp_path: Path) -> Non
     assert [len(lines[pid]) for pid in pids] == [1, 1, 0]
     log = Path(lines[pids[0]][0].partition(": ")[2])
     deadline = time.monotonic() + SOON_S
-    while not ("in never_ends" in (text := read(log)) and '"<string>", line 1' in text):
+    while not ("in never_ends" in (text := read(log)) and '"<string>"' in text):
         assert time.monotonic() < deadline, text
         await asyncio.sleep(0.1)
     assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
