@@ -147,7 +147,6 @@ class Driver:
             LearnerLostError: it can, with another driver from the newest checkpoint.
         """
         try:
-            # Before anything is sampled.
             await self._roles.broadcaster.broadcast(policy_version=self.policy_version)
             async with asyncio.TaskGroup() as tasks:
                 watching = [
@@ -165,7 +164,7 @@ class Driver:
                     task.cancel()
         except* RealRayError as errors:
             raise first_error(errors) from errors
-        if not is_finished and self._stop is not None and self._stop.error is not None:
+        if not is_finished and self._stop and self._stop.error:
             raise self._stop.error
         return is_finished
 

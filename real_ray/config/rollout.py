@@ -147,8 +147,8 @@ class RolloutConfig(Section):
         least, most = self.min_generators or 1, self.max_generators or self.num_generators
         if not least <= self.num_generators <= most:
             raise ValueError(
-                f"num_generators = {self.num_generators} is not between min_generators = "
-                f"{self.min_generators} and max_generators = {self.max_generators}"
+                f"num_generators = {self.num_generators} must be at least min_generators = {least} "
+                f"and at most max_generators = {most}. Change num_generators, or these bounds"
             )
         return self
 

@@ -112,6 +112,9 @@ def test_a_generator_that_hangs_is_replaced_after_stall_s(how: str) -> None:
             assert 30 <= took <= 30 + 2 * 7.5, "polls are a quarter of stall_s apart"
         (lost,) = events(generators, "generator lost")
         assert "rollout.stall_s" in lost
+        assert "rollout.stall_s" in events(generators, "generation failed")[0], (
+            "the group hears why"
+        )
         assert ("sampled no token for" in lost) == (how == "samples nothing")
 
     run(work())

@@ -81,6 +81,12 @@ def test_an_evaluation_does_not_wait_for_generators_that_wait_for_its_end() -> N
         await asyncio.wait_for(running, 100 * START_S)
         assert [uid for step in learner.trained for uid in step] == [f"p:{i}@0" for i in range(12)]
         assert any(kind == "generator healed" for kind, _ in generators.tracker.events)
+        # What it made after that is of the next version, and no answer of this one.
+        left_out = [t for k, t in generators.tracker.events if k == "evaluation prompt left out"]
+        assert left_out
+        assert all("no generator has policy version 2 any more" in text for text in left_out)
+        counted = {version: num for version, _, num in generators.tracker.evaluations}
+        assert counted.get(2, 0) + len(left_out) == 40
         keeping.cancel()
         await asyncio.wait({keeping})
 
